@@ -1,0 +1,261 @@
+"""Settings of the service, and the only reader of the environment.
+
+Order of precedence: defaults, the TOML file, MEDIA_SERVER_* variables, overrides. Unknown keys are refused.
+A parent process hands its settings to a child whole, in one variable, so that both always agree.
+"""
+
+import hashlib
+import importlib.resources
+import json
+import os
+import stat
+import tempfile
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+
+from media_server.errors import ConfigurationError
+
+CONFIG_VERSION = 1
+_PREFIX = "MEDIA_SERVER_"
+_WHOLE = "MEDIA_SERVER_SETTINGS"
+_CONFIG = "MEDIA_SERVER_CONFIG"
+# unix sockets take 107 bytes; the runtime folder keeps room for the names inside it
+_MAX_RUNTIME_PATH = 72
+
+
+def _from_json(value: object) -> object:
+    if isinstance(value, str) and value[:1] in "[{":
+        return json.loads(value)
+    return value
+
+
+def _gpu_list(value: object) -> object:
+    """Read "0,1", "cpu" (no GPU) or "auto" (find them)."""
+    if isinstance(value, str):
+        text = value.strip().lower()
+        if text == "auto":
+            return None
+        if text in ("", "cpu", "none"):
+            return []
+        return json.loads(text) if text.startswith("[") else [part.strip() for part in text.split(",")]
+    return value
+
+
+class ModelEntry(BaseModel):
+    """A model that a worker of this machine loads."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(min_length=1)
+    kind: Literal["video", "text"]
+    path: str | None = None
+    pool: str | None = None
+
+    @property
+    def pool_name(self) -> str:
+        """The pool whose jobs its workers take: its own, or the one named after its kind."""
+        return self.pool or self.kind
+
+
+DEFAULT_MODELS = (
+    ModelEntry(name="tiny-wan", kind="video"),
+    ModelEntry(name="smollm2-135m-instruct", kind="text"),
+)
+
+
+class Settings(BaseModel):
+    """Everything that can be configured; frozen, passed explicitly."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    # where the service listens, and where the command line finds it
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    url: str | None = None
+    api_key: str | None = None
+
+    # where its parts live; None is the embedded one
+    data_dir: Path = Path("~/.local/share/media-server")
+    database_url: str | None = None
+    broker_url: str | None = None
+    artifacts_url: str | None = None
+    engine_url: str | None = None
+    engine_api_key: str | None = None
+
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_json: bool = False
+
+    # models, and the devices that carry them; gpus None: those nvidia-smi lists, (): the CPU
+    models: Annotated[tuple[ModelEntry, ...], BeforeValidator(_from_json)] = DEFAULT_MODELS
+    gpus: Annotated[tuple[int, ...] | None, BeforeValidator(_gpu_list)] = None
+    gpu_pools: Annotated[dict[int, str], BeforeValidator(_from_json)] = {}
+    video_threads: Annotated[int, Field(ge=1)] | None = None
+    engine_threads: Annotated[int, Field(ge=1)] | None = None
+
+    # leases and their care, by the database's clock
+    lease_s: Annotated[float, Field(gt=0)] = 20.0
+    beat_s: Annotated[float, Field(gt=0)] = 5.0
+    sweep_s: Annotated[float, Field(gt=0)] = 5.0
+    doorbell_s: Annotated[float, Field(gt=0)] = 10.0
+    max_attempts: Annotated[int, Field(ge=1)] = 3
+    cancel_grace_s: Annotated[float, Field(ge=0)] = 5.0
+    shot_retries: Annotated[int, Field(ge=0)] = 2
+    # how long a text stream can be taken up again
+    resume_s: Annotated[float, Field(gt=0)] = 300.0
+    # how long a finished job and its files are kept; None: until deleted
+    retention_s: Annotated[float, Field(gt=0)] | None = None
+
+    max_body_bytes: Annotated[int, Field(ge=1)] = 1 << 20
+    max_upload_bytes: Annotated[int, Field(ge=1)] = 256 << 20
+    # http and private addresses for inputs and webhooks: for tests and closed networks
+    allow_private_urls: bool = False
+
+    @field_validator("data_dir")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().resolve()
+
+    @field_validator("models")
+    @classmethod
+    def _unique(cls, value: tuple[ModelEntry, ...]) -> tuple[ModelEntry, ...]:
+        names = [entry.name for entry in value]
+        if len(set(names)) != len(names):
+            raise ValueError(f"each model has a name of its own, got {names}")
+        return value
+
+    @property
+    def database(self) -> str:
+        """SQLAlchemy URL of the database."""
+        return self.database_url or f"sqlite:///{self.data_dir / 'media-server.db'}"
+
+    @property
+    def artifacts(self) -> str:
+        """URL, or path of the folder, that artifacts are written to."""
+        return self.artifacts_url or str(self.data_dir / "artifacts")
+
+    @property
+    def runtime_dir(self) -> Path:
+        """Folder for sockets and locks, made on first use: short, 0700, one for each user and data folder.
+
+        Raises ConfigurationError if the folder exists and is not ours alone.
+        """
+        name = f"media-server-{os.getuid()}-{hashlib.sha256(bytes(self.data_dir)).hexdigest()[:8]}"
+        path = Path(tempfile.gettempdir()) / name
+        if len(bytes(path)) > _MAX_RUNTIME_PATH:
+            path = Path("/tmp") / name
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
+            raise ConfigurationError(
+                "The runtime folder must be a folder of this user with mode 0700.", param="runtime_dir", value=name
+            )
+        return path
+
+    @property
+    def valkey_socket(self) -> Path:
+        """Unix socket of the embedded Valkey."""
+        return self.runtime_dir / "valkey.sock"
+
+    @property
+    def broker(self) -> str:
+        """Broker URL as Celery writes it."""
+        return self.broker_url or f"redis+socket://{self.valkey_socket}"
+
+    @property
+    def redis_url(self) -> str:
+        """Broker URL as redis-py writes it."""
+        return self.broker_url or f"unix://{self.valkey_socket}"
+
+    def assets_dir(self) -> Path:
+        """Folder of the embedded weights, cards and prompts."""
+        return Path(str(importlib.resources.files("media_server_assets")))
+
+    def model_path(self, entry: ModelEntry) -> Path:
+        """Folder that a model is loaded from: its own, or that of the embedded model of its kind."""
+        if entry.path is not None:
+            return Path(entry.path).expanduser()
+        return self.assets_dir() / "tiny_wan" if entry.kind == "video" else self.data_dir / "models" / entry.name
+
+
+def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
+    """Read the settings of this process; overrides that are not None win.
+
+    Raises ConfigurationError if a key is unknown, a value breaks its rule or the file's version is another.
+    """
+    whole = os.environ.get(_WHOLE)
+    if whole is not None and config is None:
+        values = json.loads(whole)
+    else:
+        values = {**_read_file(config), **_read_environment(os.environ)}
+    values.update({name: value for name, value in overrides.items() if value is not None})
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise ConfigurationError(
+            f"Setting {name}: {first['msg']}, got {first['input']!r}.", param=name, rule=first["msg"]
+        ) from error
+
+
+def child_environment(settings: Settings) -> dict[str, str]:
+    """Give the whole environment of a child process whose `load_settings()` must return equal settings."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_PREFIX) or name.startswith(f"{_PREFIX}TEST_")
+    }
+    return {**inherited, _WHOLE: settings.model_dump_json()}
+
+
+def _read_file(config: Path | None) -> dict[str, Any]:
+    named = os.environ.get(_CONFIG)
+    path = config or (Path(named) if named else None)
+    if path is None:
+        return {}
+    try:
+        values = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"The configuration file {path} cannot be read: {error}") from error
+    version = values.pop("version", None)
+    if version != CONFIG_VERSION:
+        raise ConfigurationError(
+            f"The configuration file must say version = {CONFIG_VERSION}, got {version!r}.",
+            param="version",
+            value=version,
+        )
+    if isinstance(gpus := values.get("gpus"), list) and any(isinstance(gpu, dict) for gpu in gpus):
+        values["gpus"], values["gpu_pools"] = _read_gpus(gpus)
+    if "data_dir" in values:
+        # a relative folder is meant from where the file stands
+        values["data_dir"] = path.absolute().parent / Path(values["data_dir"]).expanduser()
+    return values
+
+
+def _read_gpus(tables: list[Any]) -> tuple[list[int], dict[int, str]]:
+    """Read `[[gpus]]` tables of `index` and, optionally, `pool`."""
+    pools: dict[int, str] = {}
+    for table in tables:
+        if not isinstance(table, dict) or "index" not in table or set(table) - {"index", "pool"}:
+            raise ConfigurationError("Each [[gpus]] has index and optionally pool.", param="gpus", value=table)
+        if "pool" in table:
+            pools[table["index"]] = table["pool"]
+    return [table["index"] for table in tables], pools
+
+
+def _read_environment(environment: Mapping[str, str]) -> dict[str, str | None]:
+    values: dict[str, str | None] = {}
+    for variable, text in environment.items():
+        if not variable.startswith(_PREFIX) or variable in (_WHOLE, _CONFIG):
+            continue
+        name = variable.removeprefix(_PREFIX).lower()
+        if name.startswith("test_"):
+            continue
+        if name not in Settings.model_fields:
+            raise ConfigurationError(f"{variable} is not a setting of this release.", param=variable)
+        values[name] = None if text == "" and name != "gpus" else text
+    return values
