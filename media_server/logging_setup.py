@@ -29,12 +29,12 @@ def setup_logging(settings: Settings, process: str) -> None:
 class PlainFormatter(logging.Formatter):
     """`2026-11-29T12:00:00.123Z INFO media_server.jobs.claims: message`, in UTC."""
 
-    converter = time.gmtime
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03dZ"
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        self.converter = time.gmtime
 
 
 class JsonFormatter(logging.Formatter):
