@@ -1,0 +1,326 @@
+"""Scaled dot-product attention, forward: O = softmax(scale · Q Kᵀ) V with its log-sum-exp.
+
+Online softmax after FlashAttention-2 (arXiv 2307.08691); scores, weights' sums and O accumulate in fp32, weights are
+rounded to the input type before they meet V. Causal masks are aligned to the last key: query i sees the keys
+j <= i + Nk - Nq. A query that sees no key gives zeros and a log-sum-exp of -inf.
+Gradients: with inputs that require them the torch path runs and its autograd is the backward.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from kernels.dispatch import require, tl, triton, uses_triton
+
+HEAD_DIMS = (64, 80, 96, 128, 256)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+LOG2_E = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Hold one way to launch: query and key tokens a tile, warps, pipeline stages, loads by descriptor (TMA)."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    use_tma: bool
+
+
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, scale: float | None = None
+) -> torch.Tensor:
+    """Attend from each query to all keys, or to those up to it.
+
+    q: `[B, H, Nq, D]`, k and v: `[B, Hkv, Nk, D]` fp16, bf16 or fp32, H a multiple of Hkv, D of HEAD_DIMS.
+    scale: above 0, D ** -0.5 by default.
+    Returns `[B, H, Nq, D]` in q's type. Raises ValueError for shapes, types, devices or a scale that do not fit.
+    """
+    scale = _validate(q, k, v, scale)
+    if uses_triton(q):
+        return attention_triton(q, k, v, causal=causal, scale=scale)[0]
+    return _sdpa(q, k, v, causal, scale)
+
+
+def attention_with_lse(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, scale: float | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend as `attention` does and return the log-sum-exp `[B, H, Nq]` fp32 of the scaled scores too."""
+    scale = _validate(q, k, v, scale)
+    if uses_triton(q):
+        return attention_triton(q, k, v, causal=causal, scale=scale)
+    if q.device.type == "cpu" and (not causal or q.shape[2] == k.shape[2]) and k.shape[2] > 0:
+        k, v = _expand_kv(q, k), _expand_kv(q, v)
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+        return out, lse.float()
+    return attention_reference(q, k, v, causal=causal, scale=scale)
+
+
+def attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Attend within each sequence of a packed batch.
+
+    q: `[Nq, H, D]`, k and v: `[Nk, Hkv, D]`; cu_seqlens: `[B + 1]` int32, from 0 to the token count, not decreasing.
+    max_seqlen_q: the longest query sequence in tokens.
+    Returns `[Nq, H, D]`. Raises ValueError as `attention` does.
+    """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        require(x.ndim == 3, "attention_varlen", f"{name} must be [N, H, D]", list(x.shape))
+    for name, cu in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        require(cu.ndim == 1 and cu.dtype == torch.int32, "attention_varlen", f"{name} must be [B + 1] int32",
+                (list(cu.shape), cu.dtype))
+    require(cu_seqlens_q.shape == cu_seqlens_k.shape, "attention_varlen", "cu_seqlens must have one length",
+            (list(cu_seqlens_q.shape), list(cu_seqlens_k.shape)))
+    q4, k4, v4 = (x.transpose(0, 1)[None] for x in (q, k, v))
+    scale = _validate(q4, k4, v4, scale)
+    if uses_triton(q):
+        return attention_triton(q4, k4, v4, causal=causal, scale=scale,
+                                varlen=(cu_seqlens_q, cu_seqlens_k, max_seqlen_q))[0][0].transpose(0, 1)
+    out = torch.zeros_like(q4)
+    starts_q, starts_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    for a, b, c, d in zip(starts_q, starts_q[1:], starts_k, starts_k[1:], strict=False):
+        if b > a and d > c:
+            out[:, :, a:b] = _sdpa(q4[:, :, a:b], k4[:, :, c:d], v4[:, :, c:d], causal, scale)
+    return out[0].transpose(0, 1)
+
+
+@triton.jit
+def _attend_tiles(
+    acc, row_sum, row_max, q_tile, k, v, batch, head, row_k, row_v, stride_kn, stride_vn, offs_m, offs_d, start, end,
+    n_k, causal_shift, scale_log2,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr,
+    USE_TMA: tl.constexpr, PRECISION: tl.constexpr,
+):
+    offs_n = tl.arange(0, BLOCK_N)
+    for n in tl.range(start, end, BLOCK_N):
+        if USE_TMA:
+            k_tile = k.load([batch, head, n, 0]).reshape(BLOCK_N, BLOCK_D)
+        else:
+            offs = n + offs_n
+            rows = k + row_k + offs[:, None].to(tl.int64) * stride_kn + offs_d[None, :]
+            if MASKED or HEAD_DIM != BLOCK_D:
+                k_tile = tl.load(rows, mask=(offs[:, None] < n_k) & (offs_d[None, :] < HEAD_DIM), other=0.0)
+            else:
+                k_tile = tl.load(rows)
+        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
+        if MASKED:
+            visible = (n + offs_n)[None, :] < n_k
+            if CAUSAL:
+                visible = visible & ((n + offs_n)[None, :] <= offs_m[:, None] + causal_shift)
+            scores = tl.where(visible, scores, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
+        if MASKED:
+            # a row that has seen no key keeps -inf, which must not meet itself in a subtraction
+            shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+        else:
+            shift = new_max
+        weights = tl.math.exp2(scores * scale_log2 - shift[:, None])
+        rescale = tl.math.exp2(row_max - shift)
+        row_sum = row_sum * rescale + tl.sum(weights, 1)
+        acc = acc * rescale[:, None]
+        if USE_TMA:
+            v_tile = v.load([batch, head, n, 0]).reshape(BLOCK_N, BLOCK_D)
+        else:
+            offs = n + offs_n
+            rows = v + row_v + offs[:, None].to(tl.int64) * stride_vn + offs_d[None, :]
+            if MASKED or HEAD_DIM != BLOCK_D:
+                v_tile = tl.load(rows, mask=(offs[:, None] < n_k) & (offs_d[None, :] < HEAD_DIM), other=0.0)
+            else:
+                v_tile = tl.load(rows)
+        acc = tl.dot(weights.to(v_tile.dtype), v_tile, acc, input_precision=PRECISION)
+        row_max = new_max
+    return acc, row_sum, row_max
+
+
+@triton.jit
+def _attention_kernel(
+    q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k,
+    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
+    stride_ob, stride_oh, stride_on, stride_lb, stride_lh,
+    num_heads, group_size, n_q, n_k, scale_log2,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, VARLEN: tl.constexpr, USE_TMA: tl.constexpr, PRECISION: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    if CAUSAL:
+        tile = tl.num_programs(0) - 1 - tile  # the longest rows first, so that the last wave is short
+    batch_head = tl.program_id(1)
+    batch = batch_head // num_heads
+    head = batch_head % num_heads
+    kv_head = head // group_size
+    first_q = 0
+    first_k = 0
+    if VARLEN:
+        first_q = tl.load(cu_seqlens_q + batch)
+        first_k = tl.load(cu_seqlens_k + batch)
+        n_q = tl.load(cu_seqlens_q + batch + 1) - first_q
+        n_k = tl.load(cu_seqlens_k + batch + 1) - first_k
+        if tile * BLOCK_M >= n_q:
+            return
+    offs_m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_d = tl.arange(0, BLOCK_D)
+    is_row = (offs_m < n_q)[:, None] & (offs_d < HEAD_DIM)[None, :]
+    batch64 = batch.to(tl.int64)
+    head64 = head.to(tl.int64)
+    kv64 = kv_head.to(tl.int64)
+    if VARLEN:
+        row_q = first_q.to(tl.int64) * stride_qn + head64 * stride_qh
+        row_k = first_k.to(tl.int64) * stride_kn + kv64 * stride_kh
+        row_v = first_k.to(tl.int64) * stride_vn + kv64 * stride_vh
+        row_o = first_q.to(tl.int64) * stride_on + head64 * stride_oh
+        row_l = head64 * stride_lh + first_q
+    else:
+        row_q = batch64 * stride_qb + head64 * stride_qh
+        row_k = batch64 * stride_kb + kv64 * stride_kh
+        row_v = batch64 * stride_vb + kv64 * stride_vh
+        row_o = batch64 * stride_ob + head64 * stride_oh
+        row_l = batch64 * stride_lb + head64 * stride_lh
+    if USE_TMA:
+        q_tile = q.load([batch, head, tile * BLOCK_M, 0]).reshape(BLOCK_M, BLOCK_D)
+    else:
+        q_tile = tl.load(q + row_q + offs_m[:, None].to(tl.int64) * stride_qn + offs_d[None, :], mask=is_row, other=0.0)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
+    row_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    causal_shift = n_k - n_q
+    if CAUSAL:
+        # whole tiles below the diagonal of the tile's first row need no mask
+        unmasked_end = tl.maximum(tl.minimum(tile * BLOCK_M + causal_shift + 1, n_k), 0) // BLOCK_N * BLOCK_N
+        end = tl.maximum(tl.minimum((tile + 1) * BLOCK_M + causal_shift, n_k), 0)
+    else:
+        unmasked_end = n_k // BLOCK_N * BLOCK_N
+        end = n_k
+    acc, row_sum, row_max = _attend_tiles(
+        acc, row_sum, row_max, q_tile, k, v, batch, kv_head, row_k, row_v, stride_kn, stride_vn, offs_m, offs_d,
+        0, unmasked_end, n_k, causal_shift, scale_log2, HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, False, USE_TMA, PRECISION)
+    acc, row_sum, row_max = _attend_tiles(
+        acc, row_sum, row_max, q_tile, k, v, batch, kv_head, row_k, row_v, stride_kn, stride_vn, offs_m, offs_d,
+        unmasked_end, end, n_k, causal_shift, scale_log2, HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, True, USE_TMA, PRECISION)
+    safe_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
+    acc = acc / safe_sum[:, None]
+    row_lse = tl.where(row_sum == 0.0, float("-inf"), (row_max + tl.math.log2(safe_sum)) * 0.6931471805599453)
+    tl.store(out + row_o + offs_m[:, None].to(tl.int64) * stride_on + offs_d[None, :], acc.to(out.dtype.element_ty),
+             mask=is_row)
+    tl.store(lse + row_l + offs_m, row_lse, mask=offs_m < n_q)
+
+
+def default_config(q: torch.Tensor) -> AttentionConfig:
+    """Return the launch that q's type and head dim take; untuned."""
+    head_dim = q.shape[-1]
+    if q.dtype == torch.float32:
+        return AttentionConfig(64, 32, 4, 2, False)
+    hopper = q.device.type == "cuda" and torch.cuda.get_device_capability(q.device)[0] >= 9
+    if head_dim > 128:
+        return AttentionConfig(128, 64, 8, 2, hopper)
+    return AttentionConfig(128, 128 if hopper else 64, 8, 2, hopper)
+
+
+def attention_triton(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool,
+    scale: float,
+    varlen: tuple[torch.Tensor, torch.Tensor, int] | None = None,
+    config: AttentionConfig | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Launch the kernel on validated tensors: output like q and log-sum-exp `[B, H, Nq]` fp32.
+
+    varlen: cu_seqlens_q, cu_seqlens_k and the longest query sequence of a packed batch with B = 1.
+    """
+    num_heads, n_q, head_dim = q.shape[1:]
+    batch = q.shape[0] if varlen is None else varlen[0].shape[0] - 1
+    out = torch.empty_like(q)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    longest = n_q if varlen is None else varlen[2]
+    if batch == 0 or longest == 0:
+        return out, lse
+    config = config or default_config(q)
+    block_d = triton.next_power_of_2(head_dim)
+    use_tma = config.use_tma and varlen is None and k.shape[2] > 0 and all(can_describe(x) for x in (q, k, v))
+    loads = (q, k, v)
+    if use_tma:
+        rows = (config.block_m, config.block_n, config.block_n)
+        loads = tuple(describe(x, n, block_d) for x, n in zip(loads, rows, strict=True))
+    cu_seqlens_q, cu_seqlens_k = (lse, lse) if varlen is None else varlen[:2]
+    _attention_kernel[(triton.cdiv(longest, config.block_m), batch * num_heads)](
+        *loads, out, lse, cu_seqlens_q, cu_seqlens_k,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], lse.stride(0), lse.stride(1),
+        num_heads, num_heads // k.shape[1], n_q, k.shape[2], scale * LOG2_E,
+        HEAD_DIM=head_dim, BLOCK_D=block_d, BLOCK_M=config.block_m, BLOCK_N=config.block_n, CAUSAL=causal,
+        VARLEN=varlen is not None, USE_TMA=use_tma, PRECISION="ieee",
+        num_warps=config.num_warps, num_stages=config.num_stages)
+    return out, lse
+
+
+def can_describe(x: torch.Tensor) -> bool:
+    """Say whether a tensor descriptor can address `[B, H, N, D]` x: 16-byte aligned base and strides."""
+    size = x.element_size()
+    return x.data_ptr() % 16 == 0 and all(s * size % 16 == 0 and s > 0 for s in x.stride()[:3])
+
+
+def describe(x: torch.Tensor, rows: int, block_d: int) -> object:
+    """Describe `[B, H, N, D]` x in boxes of rows × block_d, out-of-range elements read as zero."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, block_d])
+
+
+def attention_reference(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, scale: float | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute `attention_with_lse` in plain torch, in fp32 (fp64 for fp64 inputs), with the whole score matrix."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    scores = q.to(wide) @ _expand_kv(q, k).to(wide).transpose(-1, -2) * scale
+    if causal:
+        scores = scores.masked_fill(~_causal_mask(q.shape[2], k.shape[2], q.device), float("-inf"))
+    lse = torch.logsumexp(scores, -1)
+    weights = torch.exp(scores - torch.where(lse == float("-inf"), 0.0, lse)[..., None])
+    return (weights @ _expand_kv(q, v).to(wide)).to(q.dtype), lse
+
+
+def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float) -> torch.Tensor:
+    n_q, n_k = q.shape[2], k.shape[2]
+    if n_k == 0 or (causal and n_q > n_k):
+        return attention_reference(q, k, v, causal=causal, scale=scale)[0]
+    mask = _causal_mask(n_q, n_k, q.device) if causal and n_q != n_k else None
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal and n_q == n_k, scale=scale,
+                                          enable_gqa=q.shape[1] != k.shape[1])
+
+
+def _causal_mask(n_q: int, n_k: int, device: torch.device) -> torch.Tensor:
+    return torch.ones(n_q, n_k, dtype=torch.bool, device=device).tril(n_k - n_q)
+
+
+def _expand_kv(q: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], 1)
+
+
+def _validate(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> float:
+    op = "attention"
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        require(x.ndim == 4, op, f"{name} must be [B, H, N, D]", list(x.shape))
+        require(x.dtype in DTYPES and x.dtype == q.dtype, op, f"{name} must be fp16, bf16 or fp32 like q", x.dtype)
+        require(x.device == q.device, op, f"{name} must be on {q.device} like q", x.device)
+        require(x.stride(-1) == 1 or x.shape[-1] == 1, op, f"{name}'s last stride must be 1", x.stride())
+    require(q.shape[-1] in HEAD_DIMS, op, f"head dim must be one of {HEAD_DIMS}", q.shape[-1])
+    require(k.shape == v.shape and k.shape[0] == q.shape[0] and k.shape[-1] == q.shape[-1], op,
+            f"k and v must be [B, Hkv, Nk, D] to match q {list(q.shape)}", (list(k.shape), list(v.shape)))
+    require(k.shape[1] > 0 and q.shape[1] % k.shape[1] == 0, op, "heads must be a multiple of k's heads",
+            (q.shape[1], k.shape[1]))
+    require(scale is None or scale > 0, op, "scale must be above 0", scale)
+    return q.shape[-1] ** -0.5 if scale is None else scale
