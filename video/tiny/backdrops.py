@@ -70,7 +70,9 @@ def _plain(rgb: Rgb, u: Tensor, v: Tensor) -> Tensor:
     return (base * shade[..., None]).clamp(0, 255).expand(*torch.broadcast_shapes(u.shape, v.shape), 3)
 
 
-def _clouds(colors: Tensor, u: Tensor, v: Tensor, a: Tensor, b: Tensor, pixel: Tensor, rgb: Rgb, alpha: Tensor | float) -> Tensor:
+def _clouds(
+    colors: Tensor, u: Tensor, v: Tensor, a: Tensor, b: Tensor, pixel: Tensor, rgb: Rgb, alpha: Tensor | float
+) -> Tensor:
     """Lay three round clouds over the sky, the same pattern every 1.6 heights."""
     for offset, height, size in ((0.0, 0.16, 1.0), (0.62, 0.29, 0.75), (1.12, 0.12, 0.85)):
         x = u - offset - 1.6 * a
@@ -101,11 +103,15 @@ def _landscape(u: Tensor, v: Tensor, layout: tuple[Tensor, ...], pixel: Tensor, 
     x = u / cell - column - 0.2 - 0.6 * _noise(column, row.to(torch.int64), a)
     y = v / cell - row - 0.2 - 0.6 * _noise(column, row.to(torch.int64) + 57, b)
     size = 0.013 * (_noise(column, row.to(torch.int64) + 91, c) > 0.35)
-    colors = _mix(colors, _ink((236, 236, 214), u), night * _inside(torch.hypot(x, y) * cell - size, pixel) * (size > 0))
+    colors = _mix(
+        colors, _ink((236, 236, 214), u), night * _inside(torch.hypot(x, y) * cell - size, pixel) * (size > 0)
+    )
     far = _below(v, _hills(u, 0.66, 0.07, c), pixel)
     colors = _mix(colors, _mix(_ink((128, 196, 132), u), _ink((34, 48, 82), u), night), far)
     near = _below(v, _hills(u + 3, 0.78, 0.03, d), pixel)
-    return _mix(colors, _mix(_ramp((104, 184, 84), (72, 148, 62), (v - 0.74) / 0.26), _ink((22, 36, 54), u), night), near)
+    return _mix(
+        colors, _mix(_ramp((104, 184, 84), (72, 148, 62), (v - 0.74) / 0.26), _ink((22, 36, 54), u), night), near
+    )
 
 
 def _day(u: Tensor, v: Tensor, t: Tensor, layout: tuple[Tensor, ...], pixel: Tensor) -> Tensor:
@@ -131,25 +137,33 @@ def _sea(u: Tensor, v: Tensor, t: Tensor, layout: tuple[Tensor, ...], pixel: Ten
     island = _below(v, 0.52 - (0.13 - 0.9 * x * x).clamp_min(-1), pixel)
     colors = _mix(colors, _ink((96, 140, 116), u), island)
     colors = _mix(colors, _ramp((58, 142, 202), (22, 84, 160), (v - 0.5) / 0.5), _below(v, 0.5, pixel))
-    for level, wave, height, pace, bold in ((0.585, 9.0, 0.008, 1.2, 0.011), (0.71, 6.5, 0.014, -1.5, 0.015), (0.88, 4.7, 0.022, 1.8, 0.021)):
+    for level, wave, height, pace, bold in (
+        (0.585, 9.0, 0.008, 1.2, 0.011),
+        (0.71, 6.5, 0.014, -1.5, 0.015),
+        (0.88, 4.7, 0.022, 1.8, 0.021),
+    ):
         crest = level + height * torch.sin(wave * u + pace * t + 6.3 * d + 7 * level)
         colors = _mix(colors, _ink((150, 204, 234), u), 0.75 * _inside((v - crest).abs() - bold, pixel))
     return colors
 
 
 def _snow(u: Tensor, v: Tensor, t: Tensor, layout: tuple[Tensor, ...], pixel: Tensor) -> Tensor:
-    a, b, c, d = layout
+    a, _, c, d = layout
     colors = _ramp((150, 184, 216), (212, 226, 238), v / 0.65)
     saw = (torch.remainder(u / 0.9 + c, 1) - 0.5).abs() * 2
     small = (torch.remainder(u / 0.63 + d, 1) - 0.5).abs() * 2
     ridge = 0.66 - torch.maximum(0.30 * saw, 0.22 * small)
     colors = _mix(colors, _ink((124, 150, 184), u), _below(v, ridge, pixel))
     colors = _mix(colors, _ink((240, 246, 252), u), _below(v, ridge, pixel) * (1 - _below(v, 0.475, pixel)))
-    colors = _mix(colors, _ramp((226, 236, 246), (250, 251, 254), (v - 0.66) / 0.2), _below(v, _hills(u, 0.70, 0.025, a), pixel))
+    colors = _mix(
+        colors, _ramp((226, 236, 246), (250, 251, 254), (v - 0.66) / 0.2), _below(v, _hills(u, 0.70, 0.025, a), pixel)
+    )
     return _falling(colors, u, v, t, layout, pixel, (252, 253, 255))
 
 
-def _falling(colors: Tensor, u: Tensor, v: Tensor, t: Tensor, layout: tuple[Tensor, ...], pixel: Tensor, rgb: Rgb) -> Tensor:
+def _falling(
+    colors: Tensor, u: Tensor, v: Tensor, t: Tensor, layout: tuple[Tensor, ...], pixel: Tensor, rgb: Rgb
+) -> Tensor:
     """Let coarse flakes fall, one to a cell of 0.27 heights."""
     cell = 0.27
     fallen = v - 0.2 * t
@@ -165,7 +179,9 @@ def _rain(u: Tensor, v: Tensor, t: Tensor, layout: tuple[Tensor, ...], pixel: Te
     bank = 0.17 - 0.045 * torch.sin(5.2 * u + 6.3 * a).abs() * 1.2
     colors = _mix(colors, _ink((76, 84, 98), u), 1 - _below(v, bank + 0.05 * b, pixel))
     colors = _mix(colors, _ink((98, 116, 112), u), _below(v, _hills(u, 0.68, 0.06, c), pixel))
-    colors = _mix(colors, _ramp((84, 100, 94), (64, 78, 76), (v - 0.78) / 0.22), _below(v, _hills(u + 3, 0.80, 0.02, d), pixel))
+    colors = _mix(
+        colors, _ramp((84, 100, 94), (64, 78, 76), (v - 0.78) / 0.22), _below(v, _hills(u + 3, 0.80, 0.02, d), pixel)
+    )
     wide, tall = 0.15, 0.42
     slanted = u + 0.12 * v
     column = torch.floor(slanted / wide)

@@ -133,9 +133,7 @@ def truth(scene: Scene, num_frames: int, height: int, width: int, fps: int = 16,
 
 def poses(things: Sequence[Thing], cameras: Sequence[str], times: Tensor) -> Poses:
     """Follow n things under their cameras at F times [F], seconds."""
-    fields = [
-        (t.x, t.y, t.radius, t.rate, max(t.limit, 1e-3), t.phase, float(MOTIONS.index(t.motion))) for t in things
-    ]
+    fields = [(t.x, t.y, t.radius, t.rate, max(t.limit, 1e-3), t.phase, float(MOTIONS.index(t.motion))) for t in things]
     x, y, radius, rate, limit, phase, motion = torch.tensor(fields, device=times.device)[:, :, None].unbind(1)
     travelled = _travel(times, rate, limit)
 
@@ -197,7 +195,8 @@ def _paint_backdrops(scenes: Sequence[Scene], times: Tensor, height: int, width:
         u = (sx[None, None, None] / scale + 0.5 + pan) * (width / height)
         v = sy[None, None, :, None] / scale + 0.5
         layout = torch.tensor([_layout(scenes[i].seed) for i in indices], device=device)
-        painted = paint(backdrop, *torch.broadcast_tensors(u, v), times[None, :, None, None], layout, 1 / (height * scale))
+        u, v = torch.broadcast_tensors(u, v)
+        painted = paint(backdrop, u, v, times[None, :, None, None], layout, 1 / (height * scale))
         clips[torch.tensor(indices, device=device)] = painted.expand(len(indices), frames, height, width, 3)
     return canvas
 
@@ -241,7 +240,8 @@ class _Patch:
         """Rows of the flat canvas, [n, F, P, P]; pixels outside the frame go to its last row, -1."""
         columns, rows = self.columns[:, :, None, :], self.rows[:, :, :, None]
         inside = (columns >= 0) & (columns < self.width) & (rows >= 0) & (rows < self.height)
-        start = torch.tensor(clips, device=columns.device)[:, None] * frames + torch.arange(frames, device=columns.device)
+        start = torch.tensor(clips, device=columns.device)[:, None] * frames
+        start = start + torch.arange(frames, device=columns.device)
         flat = (start[:, :, None, None] * self.height + rows) * self.width + columns
         return torch.where(inside, flat, -1)
 

@@ -24,7 +24,7 @@ EYE = (24, 24, 28)
 
 
 class Part(NamedTuple):
-    """A painted part: distance [n, F, P, P]; shade (tensor or number, -1..1) of the thing's colour, or an ink (sRGB)."""
+    """A painted part: distance [n, F, P, P]; shade (-1..1) of the thing's own colour, or an ink (sRGB)."""
 
     distance: Tensor
     shade: Tensor | float = 0.0

@@ -1,7 +1,7 @@
 """Scenes of the tiny world: what stands where and how it moves, as plain data from a seed.
 
 Positions are fractions of the frame (x of its width, y of its height, y down), radii are half the height of the thing
-as a fraction of the frame's shorter side, times are seconds. A scene knows no pixels: the same one is drawn at any size.
+as a fraction of the frame's shorter side, times are seconds. A scene knows no pixels: it is drawn at any size.
 
 Invariants: a scene is a function of (seed, split) alone, on every Python; the split "train" never holds a pair of
 `HELD_OUT`, the split "unseen" always holds at least one; a thing never has a colour that its backdrop hides;
@@ -32,7 +32,7 @@ from video.tiny.vocabulary import (
     check_word,
 )
 
-RADIUS = {"small": 0.125, "medium": 0.17, "large": 0.22}
+RADIUS = {"small": 0.135, "medium": 0.178, "large": 0.225}
 # Where things stand, as a fraction of the height; on the sea it is the line on which a boat floats.
 GROUND = {"day": 0.84, "night": 0.84, "sea": 0.76, "snow": 0.86, "rain": 0.86, "city": 0.90, "nightfall": 0.84}
 IN_THE_SKY = ("sun", "moon", "bird", "star")
@@ -54,7 +54,8 @@ CAMERA_MOTIONS = {"pan": ("still", "spinning", "bouncing", "up", "down"), "zoom"
 NATURAL = {
     ("ball", "bouncing"), ("ball", "red"), ("ball", "blue"), ("car", "red"), ("boat", "white"), ("tree", "green"),
     ("sun", "yellow"), ("moon", "white"), ("moon", "yellow"), ("star", "yellow"), ("house", "red"), ("bird", "blue"),
-    ("star", "spinning"),
+    ("star", "spinning"), ("house", "still"), ("tree", "still"), ("bird", "right"), ("bird", "left"), ("car", "left"),
+    ("car", "right"), ("boat", "left"), ("boat", "right"), ("sun", "up"), ("sun", "down"),
 }  # fmt: skip
 
 
@@ -220,7 +221,7 @@ def _draw_size(rng: random.Random, motion: str, camera: str, relation: str | Non
 
 
 def _place(rng: random.Random, scene: Scene, index: int) -> Thing:
-    """Give a thing its start, radius and pace, so that its motion reads within two seconds and never leaves the frame."""
+    """Give a thing its start, radius and pace: its motion reads within two seconds and never leaves the frame."""
     thing = scene.things[index]
     radius = RADIUS[thing.size] * _between(rng, 0.95, 1.05)
     is_pair = scene.relation is not None
