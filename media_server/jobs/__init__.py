@@ -1,0 +1,1 @@
+"""Durable jobs: the database is the truth, the broker a doorbell."""

@@ -1,0 +1,210 @@
+"""Connections and transactions on SQLite (WAL) and PostgreSQL, and the lock on the data folder.
+
+Source: sqlite.org/wal.html, sqlite.org/lang_transaction.html; PostgreSQL's explicit locks.
+
+A write on SQLite is BEGIN IMMEDIATE, so it never fails half-way for another writer, and waits its turn for at most
+BUSY_TIMEOUT_S. synchronous is FULL: with NORMAL a WAL database keeps its shape through a power cut but loses the last
+commits, and a job that was answered 202 or a clip that was announced must not vanish. That is one fsync a commit.
+
+Invariants: all times are the database's clock; doorbells ring only after the commit; whoever changes a job holds the
+lock of its family first (`Transaction.lock`), so a family's events are numbered in the order of their commits.
+"""
+
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TextIO
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.engine import URL, Connection, Engine, make_url
+
+from media_server.errors import ConfigurationError, DataDirLocked
+from media_server.migrations import check_revision, upgrade
+
+logger = logging.getLogger(__name__)
+
+BUSY_TIMEOUT_S = 30
+# one commit may queue many jobs (a film's shots); more doorbells than this wake nobody new
+MAX_RINGS = 16
+# a dead broker may not hold the caller for longer
+MAX_RING_S = 3.0
+
+_WRITE = "media_server_write"
+_CLOCKS = {
+    "sqlite": sa.literal_column("(julianday('now') - 2440587.5) * 86400.0", sa.Double),
+    "postgresql": sa.literal_column("extract(epoch from clock_timestamp())::float8", sa.Double),
+}
+
+Ring = Callable[[str], None]
+
+
+class Transaction:
+    """An open transaction: its connection, the database's clock, and the pools to wake after the commit."""
+
+    def __init__(self, conn: Connection) -> None:
+        self.conn = conn
+        self.rings: list[str] = []
+
+    @cached_property
+    def _now(self) -> float:
+        return float(self.conn.scalar(sa.select(_CLOCKS[self.conn.dialect.name])) or 0.0)
+
+    def now(self) -> float:
+        """Read the database's clock in unix seconds; within one transaction it stands still."""
+        return self._now
+
+    def lock(self, name: str) -> None:
+        """Wait until no other transaction holds this name; released by the end of the transaction.
+
+        On SQLite the write transaction itself is that lock.
+        """
+        if self.conn.dialect.name == "postgresql":
+            self.conn.execute(sa.text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"), {"name": name})
+
+    def ring(self, pool: str) -> None:
+        """Ring a pool's doorbell once this transaction is committed."""
+        self.rings.append(pool)
+
+
+class Database:
+    """An engine with our rules for transactions; made by `open_database`, shared between threads."""
+
+    def __init__(self, engine: Engine, ring: Ring | None) -> None:
+        self.engine = engine
+        self._ring = ring
+        self._is_checked = False
+
+    @contextmanager
+    def write(self) -> Iterator[Transaction]:
+        """Open a transaction that writes; commits at the end, rolls back on an exception.
+
+        Raises SchemaVersionError if the database is not of this release's revision.
+        """
+        with self._connect(is_write=True) as conn:
+            tx = Transaction(conn)
+            yield tx
+        self._ring_all(tx.rings)
+
+    @contextmanager
+    def read(self) -> Iterator[Transaction]:
+        """Open a transaction that only reads, on one consistent state (on SQLite)."""
+        with self._connect(is_write=False) as conn:
+            yield Transaction(conn)
+
+    def close(self) -> None:
+        """Close every pooled connection."""
+        self.engine.dispose()
+
+    @contextmanager
+    def _connect(self, *, is_write: bool) -> Iterator[Connection]:
+        with self.engine.connect() as plain:
+            conn = plain.execution_options(**{_WRITE: is_write})
+            with conn.begin():
+                if not self._is_checked:
+                    check_revision(conn)
+                    self._is_checked = True
+                yield conn
+
+    def _ring_all(self, pools: list[str]) -> None:
+        if self._ring is None:
+            return
+        deadline = time.monotonic() + MAX_RING_S
+        for pool in pools[:MAX_RINGS]:
+            if time.monotonic() > deadline:
+                # the sweeper rings again
+                logger.warning("doorbells are slow; %d left to the sweeper", len(pools))
+                return
+            self._ring(pool)
+
+
+def open_database(url: str, ring: Ring | None = None) -> Database:
+    """Open the database at a URL (`sqlite:///…` or `postgresql://…`); `ring` is called with a pool after a commit."""
+    parsed = make_url(url)
+    backend = parsed.get_backend_name()
+    if backend == "sqlite":
+        return Database(_open_sqlite(parsed), ring)
+    if backend in ("postgresql", "postgres"):
+        return Database(_open_postgresql(parsed), ring)
+    raise ConfigurationError(f"database_url must be sqlite or postgresql, got {backend}.", param="database_url")
+
+
+def migrate(db: Database) -> None:
+    """Bring the database to this release's revision; does nothing if it is there.
+
+    Raises SchemaVersionError if the database is of a revision that this release does not know.
+    """
+    with db.engine.connect() as plain:
+        conn = plain.execution_options(**{_WRITE: True})
+        with conn.begin():
+            Transaction(conn).lock("migrate")
+            upgrade(conn)
+
+
+@contextmanager
+def lock_data_dir(path: Path) -> Iterator[TextIO]:
+    """Hold the data folder for one service at a time; the kernel frees it when the process ends.
+
+    Raises DataDirLocked if another running service holds it.
+    """
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (path / "media-server.lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip()
+            raise DataDirLocked(f"The data folder is in use by process {holder}.", param="data_dir") from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield file
+
+
+def _open_sqlite(url: URL) -> Engine:
+    if not url.database or url.database == ":memory:":
+        raise ConfigurationError("database_url must name a file: several processes share it.", param="database_url")
+    Path(url.database).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with suppress(FileExistsError):
+        # prompts stand in it: for this user alone, from its first byte
+        os.close(os.open(url.database, os.O_CREAT | os.O_EXCL, 0o600))
+    engine = sa.create_engine(
+        url, pool_size=16, max_overflow=32, connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False}
+    )
+
+    @event.listens_for(engine, "connect")
+    def _prepare(dbapi_connection: Any, _record: Any) -> None:
+        # we say BEGIN ourselves
+        dbapi_connection.isolation_level = None
+        cursor = dbapi_connection.cursor()
+        for pragma in (
+            f"busy_timeout = {BUSY_TIMEOUT_S * 1000}",
+            "journal_mode = WAL",
+            "synchronous = FULL",
+            "foreign_keys = ON",
+            "secure_delete = ON",
+        ):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def _begin(conn: Connection) -> None:
+        is_write = conn.get_execution_options().get(_WRITE, False)
+        conn.exec_driver_sql("BEGIN IMMEDIATE" if is_write else "BEGIN")
+
+    return engine
+
+
+def _open_postgresql(url: URL) -> Engine:
+    return sa.create_engine(
+        url.set(drivername="postgresql+psycopg"),
+        pool_size=16,
+        max_overflow=32,
+        pool_pre_ping=True,
+        connect_args={"connect_timeout": 10},
+    )

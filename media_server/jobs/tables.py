@@ -1,0 +1,308 @@
+"""Every table of the service, for SQLite and PostgreSQL.
+
+Times are float unix seconds by the database's clock. JSON holds parameters and results, never prompts: those stand
+in `prompts`, which can be erased alone. `migrations/` makes these tables; a test holds the two together.
+"""
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+# SQLite numbers rows by itself only where the type is exactly INTEGER
+Serial = BigInteger().with_variant(Integer, "sqlite")
+Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("kind", String, nullable=False),
+    Column("pool", String, nullable=False),
+    Column("priority", Integer, nullable=False),
+    Column("status", String, nullable=False),
+    Column("stage", String),
+    Column("owner_key_id", String),
+    # the owner, or "" without one: the claim takes turns between these
+    Column("queue_key", String, nullable=False),
+    Column("parent_id", String, ForeignKey("jobs.id")),
+    Column("root_id", String, nullable=False),
+    Column("traceparent", String),
+    Column("model", String),
+    Column("params", Json, nullable=False),
+    Column("metadata", Json, nullable=False),
+    Column("label", String),
+    Column("progress", Double, nullable=False),
+    Column("step", Integer),
+    Column("total_steps", Integer),
+    Column("eta_s", Double),
+    Column("attempt", Integer, nullable=False),
+    Column("uncounted", Integer, nullable=False),
+    Column("max_attempts", Integer, nullable=False),
+    Column("lease_until", Double),
+    Column("lease_owner", String),
+    Column("cancel_requested_at", Double),
+    Column("error_code", String),
+    Column("error_message", Text),
+    Column("result", Json),
+    Column("gpu_seconds", Double),
+    Column("peak_memory_bytes", BigInteger),
+    Column("winning_attempt", Integer),
+    Column("created_at", Double, nullable=False),
+    Column("started_at", Double),
+    Column("completed_at", Double),
+    Column("retention_s", Double),
+    Column("expires_at", Double),
+    Column("deleted_at", Double),
+    Column("doorbell_at", Double),
+    Column("webhook_url", Text),
+    Column("remixed_from_id", String),
+    # the claim: an owner's next job of a pool, in the order in which it is taken
+    Index("ix_jobs_queue", "pool", "status", "queue_key", text("priority DESC"), "created_at", "id"),
+    # lapsed leases, and how recently a pool's doorbell rang
+    Index("ix_jobs_lease", "status", "lease_until"),
+    Index("ix_jobs_doorbell", "status", "pool", "doorbell_at"),
+    Index("ix_jobs_lease_owner", "lease_owner"),
+    # lists, newest first
+    Index("ix_jobs_created", "created_at", "id"),
+    Index("ix_jobs_kind", "kind", "created_at", "id"),
+    Index("ix_jobs_owner", "owner_key_id", "created_at", "id"),
+    Index("ix_jobs_parent", "parent_id", "created_at", "id"),
+    Index("ix_jobs_root", "root_id"),
+    Index("ix_jobs_expires", "expires_at"),
+)
+
+# whose turn it is: an owner's last claim in a pool
+turns = Table(
+    "turns",
+    metadata,
+    Column("pool", String, primary_key=True),
+    Column("queue_key", String, primary_key=True),
+    Column("claimed_at", Double, nullable=False),
+    Index("ix_turns_next", "pool", "claimed_at"),
+)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("job_id", String, ForeignKey("jobs.id"), primary_key=True),
+    Column("attempt", Integer, primary_key=True),
+    Column("worker", String, nullable=False),
+    # running, completed, failed, cancelled, released, lost
+    Column("outcome", String, nullable=False),
+    Column("error_code", String),
+    Column("error_message", Text),
+    Column("started_at", Double, nullable=False),
+    Column("ended_at", Double),
+)
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    Column("job_id", String, ForeignKey("jobs.id"), primary_key=True),
+    Column("sequence", Integer, primary_key=True),
+    Column("attempt", Integer, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("data", Json, nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("seq", Serial, primary_key=True, autoincrement=True),
+    Column("v", Integer, nullable=False),
+    Column("job_id", String, ForeignKey("jobs.id"), nullable=False),
+    Column("root_id", String, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("type", String, nullable=False),
+    Column("data", Json, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Index("ix_events_job", "job_id", "seq"),
+    Index("ix_events_root", "root_id", "seq"),
+    sqlite_autoincrement=True,
+)
+
+artifacts = Table(
+    "artifacts",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("job_id", String, ForeignKey("jobs.id"), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("name", String, nullable=False),
+    Column("sequence", Integer, nullable=False),
+    Column("state", String, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("content_type", String, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("sha256", String, nullable=False),
+    Column("created_at", Double, nullable=False),
+    UniqueConstraint("job_id", "attempt", "name", "sequence"),
+)
+
+# key prefixes whose files have no owner any more; the sweeper removes them, then the row
+garbage = Table(
+    "garbage",
+    metadata,
+    Column("prefix", String, primary_key=True),
+    Column("due_at", Double, nullable=False),
+    Index("ix_garbage_due", "due_at"),
+)
+
+prompts = Table(
+    "prompts",
+    metadata,
+    Column("job_id", String, ForeignKey("jobs.id"), primary_key=True),
+    Column("field", String, primary_key=True),
+    Column("text", Text, nullable=False),
+)
+
+webhook_endpoints = Table(
+    "webhook_endpoints",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("owner_key_id", String),
+    Column("name", String, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("event_types", Json, nullable=False),
+    Column("secret", Text, nullable=False),
+    # the secret before the last rotation, valid until then
+    Column("old_secret", Text),
+    Column("old_secret_until", Double),
+    Column("is_enabled", Boolean, nullable=False),
+    Column("disabled_reason", Text),
+    Column("failing_since", Double),
+    Column("created_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
+    Index("ix_webhook_endpoints_owner", "owner_key_id"),
+)
+
+# one message to one receiver; written by the transaction that ended the job
+outbox = Table(
+    "outbox",
+    metadata,
+    # evt_…, the webhook-id that receivers remember
+    Column("id", String, primary_key=True),
+    Column("event_seq", BigInteger, nullable=False),
+    Column("job_id", String, ForeignKey("jobs.id"), nullable=False),
+    Column("owner_key_id", String),
+    # a managed endpoint, or the URL that the request named
+    Column("endpoint_id", String, ForeignKey("webhook_endpoints.id", ondelete="CASCADE")),
+    Column("url", Text),
+    Column("type", String, nullable=False),
+    # the exact bytes that are signed and sent, each time the same
+    Column("payload", Text, nullable=False),
+    # pending, delivered, dead
+    Column("state", String, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("next_at", Double),
+    Column("lease_until", Double),
+    Column("lease_owner", String),
+    Column("created_at", Double, nullable=False),
+    Column("settled_at", Double),
+    UniqueConstraint("event_seq", "endpoint_id"),
+    Index("ix_outbox_due", "state", "next_at"),
+    Index("ix_outbox_job", "job_id"),
+    Index("ix_outbox_endpoint", "endpoint_id", "created_at"),
+)
+
+# the log: each try at an outbox row
+deliveries = Table(
+    "deliveries",
+    metadata,
+    Column("id", Serial, primary_key=True, autoincrement=True),
+    Column("outbox_id", String, ForeignKey("outbox.id", ondelete="CASCADE"), nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("started_at", Double, nullable=False),
+    Column("duration_s", Double, nullable=False),
+    Column("status_code", Integer),
+    Column("error", Text),
+    UniqueConstraint("outbox_id", "number"),
+    sqlite_autoincrement=True,
+)
+
+idempotency_keys = Table(
+    "idempotency_keys",
+    metadata,
+    Column("owner", String, primary_key=True),
+    Column("key", String, primary_key=True),
+    # method, path and body, hashed: another request under the same key is refused
+    Column("request_sha256", String, nullable=False),
+    Column("job_id", String),
+    # None while the first request is being accepted
+    Column("status_code", Integer),
+    Column("response", Text),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Index("ix_idempotency_keys_expires", "expires_at"),
+)
+
+usage = Table(
+    "usage",
+    metadata,
+    Column("id", Serial, primary_key=True, autoincrement=True),
+    Column("created_at", Double, nullable=False),
+    Column("owner_key_id", String),
+    # no foreign keys: the ledger outlives the jobs
+    Column("job_id", String),
+    Column("root_id", String),
+    Column("label", String),
+    Column("model", String),
+    Column("kind", String, nullable=False),
+    Column("amount", Double, nullable=False),
+    Index("ix_usage_owner", "owner_key_id", "created_at"),
+    Index("ix_usage_root", "root_id"),
+    sqlite_autoincrement=True,
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("name", String, nullable=False),
+    # the first characters, for the lookup; the whole key only as an HMAC
+    Column("prefix", String, nullable=False, unique=True),
+    Column("hash", String, nullable=False),
+    Column("scopes", Json, nullable=False),
+    Column("quotas", Json, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("last_used_at", Double),
+    Column("expires_at", Double),
+    Column("revoked_at", Double),
+)
+
+models = Table(
+    "models",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("worker", String, primary_key=True),
+    Column("kind", String, nullable=False),
+    Column("pool", String, nullable=False),
+    Column("hash", String, nullable=False),
+    Column("card", Json, nullable=False),
+    Column("published_at", Double, nullable=False),
+    Column("seen_at", Double, nullable=False),
+    Index("ix_models_seen", "seen_at"),
+)

@@ -1,0 +1,1 @@
+"""What the front knows of a model: its card."""
