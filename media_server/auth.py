@@ -1,0 +1,64 @@
+"""Who is asking, and whether a browser was tricked into asking for somebody else.
+
+Keys are not issued yet: every caller is the anonymous owner, and the service listens on loopback unless told otherwise.
+`Owner` is the dependency of every route, and each id, list and stream is looked up for it, so that keys come in here.
+A page of any site can post a form to 127.0.0.1; browsers say so in `Origin`, and such a request is refused.
+"""
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from fastapi import Depends
+from starlette.requests import Request
+
+from media_server.errors import Forbidden, NotFound
+from media_server.jobs.spec import Job
+
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The owner of what a request makes, and of what it may see; no id is the anonymous owner."""
+
+    owner_key_id: str | None = None
+
+    def check(self, job: Job) -> Job:
+        """Give the job back if it is this caller's.
+
+        Raises NotFound otherwise: what belongs to others does not exist.
+        """
+        if job.owner_key_id != self.owner_key_id:
+            raise NotFound(f"No job has the id {job.id!r}.", param="id", value=job.id)
+        return job
+
+
+def identify(request: Request) -> Caller:
+    """Find out who is asking.
+
+    Raises Forbidden if a page of another origin sends a request that changes something.
+    """
+    origin = request.headers.get("origin")
+    if origin is not None and request.method not in _SAFE_METHODS and urlsplit(origin).netloc != request.url.netloc:
+        raise Forbidden(
+            "Requests that change something are not taken from pages of another origin.",
+            code="cross_origin",
+            rule="Origin is this service",
+            value=origin[:200],
+        )
+    return Caller()
+
+
+Owner = Annotated[Caller, Depends(identify)]
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether a bind address is reachable from this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
