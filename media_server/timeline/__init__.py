@@ -1,0 +1,1 @@
+"""Timelines that editing programs open."""

@@ -1,0 +1,1 @@
+"""Webhooks: signatures, the retry schedule, and what an answer means."""

@@ -1,0 +1,301 @@
+"""`media-server up`: every process of the service on this machine, started, watched, restarted, drained.
+
+Life: lock the data folder -> open the port -> migrate -> Valkey -> the rest -> say the address once ready -> watch.
+On SIGTERM or Ctrl-C the children get SIGTERM, finish or release their jobs, and are killed after DRAIN_S; Valkey goes
+last, since the others still ring through it. A second signal kills at once.
+
+Invariants: the listening socket is the supervisor's, so an API that dies loses no connection that waits; a child that
+died has its leases ended before it is started again; nothing of ours outlives the supervisor.
+"""
+
+import argparse
+import errno
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+import httpx
+
+from media_server.errors import ConfigurationError
+from media_server.jobs.claims import end_leases
+from media_server.jobs.database import Database, lock_data_dir, migrate, open_database
+from media_server.settings import ModelEntry, Settings, child_environment, load_settings
+from workers.leases import end_leases_of_the_dead, worker_id
+from workers.logging_setup import setup_logging
+from workers.processes import Child, ChildSpec, describe_exit, write_line
+from workers.valkey import valkey_command, wait_until_answering
+
+logger = logging.getLogger(__name__)
+
+# 30 s in all for the caller's SIGTERM; pool workers leave by themselves at 25 s
+DRAIN_S = 26.0
+VALKEY_START_S = 10.0
+_TICK_S = 0.1
+_READY_EVERY_S = 0.5
+_VALKEY = "valkey"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the whole service on this machine until SIGTERM; returns the exit code."""
+    arguments = _parse(argv)
+    settings = load_settings(
+        arguments.config,
+        host=arguments.host,
+        port=arguments.port,
+        data_dir=arguments.data,
+        log_level=arguments.log_level,
+    )
+    setup_logging(settings, "supervisor")
+    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with lock_data_dir(settings.data_dir), open_listener(settings.host, settings.port) as listener:
+        settings = settings.model_copy(update={"port": listener.getsockname()[1]})
+        db = open_database(settings.database)
+        migrate(db)
+        supervisor = Supervisor(settings, db, listener)
+        signal.signal(signal.SIGTERM, supervisor.request_stop)
+        signal.signal(signal.SIGINT, supervisor.request_stop)
+        return supervisor.run()
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="media-server up", description="Start the whole service on this machine.")
+    parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port to listen on, 0 for any free one (default 8000)")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="data folder (default ~/.local/share/media-server)")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
+    parser.add_argument("--log-level", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+    return parser.parse_args(argv)
+
+
+class Supervisor:
+    """The children of one `up`, from the first start to the end of the drain."""
+
+    def __init__(self, settings: Settings, db: Database, listener: socket.socket) -> None:
+        self.settings = settings
+        self.db = db
+        self.listener = listener
+        self.stop_requests = 0
+        environment = child_environment(settings)
+        write = partial(write_line, as_json=settings.log_json)
+        self.children = [Child(spec, environment, write) for spec in plan_children(settings, listener.fileno())]
+
+    def request_stop(self, signal_number: int, _frame: FrameType | None) -> None:
+        """Note a signal; the loop acts on it."""
+        self.stop_requests += 1
+
+    def run(self) -> int:
+        """Start the children, watch them until a stop is asked for, drain."""
+        ended = end_leases_of_the_dead(self.db) if self.settings.database_url is None else 0
+        if ended:
+            logger.info("%d jobs of a service that was killed here go on", ended)
+        address = service_url(self.settings)
+        try:
+            if not self._start_all():
+                return 1
+            self._watch(address)
+            return 0
+        finally:
+            self._drain()
+
+    def _start_all(self) -> bool:
+        for child in self.children:
+            self._start(child)
+            if child.spec.name == _VALKEY and not wait_until_answering(self.settings.redis_url, VALKEY_START_S):
+                logger.error("The embedded Valkey does not answer after %.0f s; see its lines above", VALKEY_START_S)
+                return False
+        return True
+
+    def _start(self, child: Child) -> None:
+        if child.spec.name == _VALKEY:
+            # a killed server leaves its socket file behind
+            self.settings.valkey_socket.unlink(missing_ok=True)
+        logger.info("%s started (pid %d)", child.spec.name, child.start())
+
+    def _watch(self, address: str) -> None:
+        """Restart what dies until a stop is asked for; say the address once the service is ready."""
+        is_ready = False
+        next_look = 0.0
+        while not self.stop_requests:
+            for child in self.children:
+                self._care_for(child)
+            now = time.monotonic()
+            if not is_ready and now >= next_look:
+                next_look = now + _READY_EVERY_S
+                if is_ready := _answers_ready(address):
+                    print(f"media-server is ready at {address} (data in {self.settings.data_dir})", flush=True)
+            time.sleep(_TICK_S)
+
+    def _care_for(self, child: Child) -> None:
+        if child.process is None:
+            if time.monotonic() >= child.restart_at:
+                self._start(child)
+            return
+        pid = child.process.pid
+        exit_code = child.reap()
+        if exit_code is None:
+            return
+        wait_s = child.plan_restart()
+        logger.warning(
+            "%s (pid %d) died: %s; it is started again in %.1f s",
+            child.spec.name,
+            pid,
+            describe_exit(exit_code),
+            wait_s,
+        )
+        self._end_leases(child, pid)
+
+    def _end_leases(self, child: Child, pid: int) -> None:
+        if not child.spec.has_leases:
+            return
+        try:
+            ended = end_leases(self.db, worker_id(child.spec.name, pid))
+        except Exception:
+            # they end by themselves after lease_s
+            logger.exception("The leases of %s could not be ended", child.spec.name)
+            return
+        if ended:
+            logger.info("%s held %d jobs; they are free for another attempt", child.spec.name, ended)
+
+    def _drain(self) -> None:
+        """Stop every child: politely, then by force; Valkey last."""
+        logger.info("stopping")
+        # who connects from now on is refused, not left waiting
+        self.listener.close()
+        self._stop_children([child for child in self.children if child.spec.name != _VALKEY], DRAIN_S)
+        self._stop_children([child for child in self.children if child.spec.name == _VALKEY], 2.0)
+        if self.settings.broker_url is None:
+            self.settings.valkey_socket.unlink(missing_ok=True)
+        logger.info("stopped")
+
+    def _stop_children(self, children: list[Child], grace_s: float) -> None:
+        for child in children:
+            child.terminate()
+        deadline = time.monotonic() + grace_s
+        requests = max(1, self.stop_requests)
+        running = [child for child in children if child.process is not None]
+        while running and time.monotonic() < deadline and self.stop_requests <= requests:
+            running = [child for child in running if child.reap() is None]
+            time.sleep(_TICK_S / 2)
+        for child in running:
+            assert child.process is not None
+            pid = child.process.pid
+            logger.warning("%s (pid %d) did not stop in time and is killed", child.spec.name, pid)
+            child.kill()
+            while child.reap() is None:
+                time.sleep(_TICK_S / 10)
+            self._end_leases(child, pid)
+
+
+def plan_children(settings: Settings, listener_fd: int) -> list[ChildSpec]:
+    """Say which processes this machine runs, in the order of their start."""
+    gpus = find_gpus() if settings.gpus is None else settings.gpus
+    video_threads, engine_threads = share_cores(settings, is_cpu_only=not gpus)
+    children = []
+    if settings.broker_url is None:
+        children.append(ChildSpec(_VALKEY, tuple(valkey_command(settings))))
+    children.append(_python_child("api", "api", "--fd", str(listener_fd), pass_fds=(listener_fd,)))
+    for index, (device, pool) in enumerate(_video_devices(settings, gpus)):
+        name = f"video-{index}"
+        command = ("worker", "--name", name, "--device", device, "--pool", pool, "--threads", str(video_threads))
+        children.append(_python_child(name, *command, threads=video_threads, has_leases=True))
+    text_models = [entry for entry in settings.models if entry.kind == "text"]
+    if settings.engine_url is None:
+        for index, entry in enumerate(text_models):
+            name = f"engine-{index}"
+            device = f"cuda:{gpus[0]}" if gpus else "cpu"
+            command = ("engine", "--name", name, "--model", entry.name, "--device", device)
+            children.append(_python_child(name, *command, "--threads", str(engine_threads), threads=engine_threads))
+    for name in ("storyboards", "media"):
+        children.append(_python_child(name, name, has_leases=True))
+    children.extend(_python_child(name, name) for name in ("deliveries", "sweeper"))
+    return children
+
+
+def _python_child(
+    name: str, *command: str, threads: int = 1, pass_fds: tuple[int, ...] = (), has_leases: bool = False
+) -> ChildSpec:
+    # -P: a folder named like one of our packages in the working directory must not shadow it
+    program = (sys.executable, "-P", "-m", "media_server.cli", *command)
+    return ChildSpec(name, program, thread_environment(threads), pass_fds, has_leases)
+
+
+def _video_devices(settings: Settings, gpus: Sequence[int]) -> list[tuple[str, str]]:
+    """Give (device, pool) for each video worker: one a GPU, or one on the CPU; none without a video model."""
+    entries: list[ModelEntry] = [entry for entry in settings.models if entry.kind == "video"]
+    if not entries:
+        return []
+    default = entries[0].pool_name
+    if not gpus:
+        return [("cpu", default)]
+    return [(f"cuda:{gpu}", settings.gpu_pools.get(gpu, default)) for gpu in gpus]
+
+
+def share_cores(settings: Settings, *, is_cpu_only: bool) -> tuple[int, int]:
+    """Split this machine's cores between video and text, so that both at once do not run more threads than cores.
+
+    Returns (video threads, engine threads); what the settings name is taken as it is.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    engine = settings.engine_threads or max(1, min(8, cores // 4 if is_cpu_only else cores // 2))
+    video = settings.video_threads or max(1, cores - engine if is_cpu_only else cores // 4)
+    return video, engine
+
+
+def thread_environment(threads: int) -> dict[str, str]:
+    """Bound the thread pools of the libraries in a child; idle OpenMP threads sleep instead of spinning."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+    return {**dict.fromkeys(names, str(threads)), "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def find_gpus() -> tuple[int, ...]:
+    """List the indices of this machine's NVIDIA GPUs; none if there is no driver."""
+    query = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(int(line) for line in answer.stdout.split())
+
+
+def open_listener(host: str, port: int) -> socket.socket:
+    """Bind and listen; the API inherits the socket.
+
+    Raises ConfigurationError if the address cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigurationError(f"The host {host!r} cannot be listened on: {error}", param="host") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            message = f"Port {port} on {host} is in use by another program; choose another with --port."
+            raise ConfigurationError(message, param="port", value=port) from error
+        raise ConfigurationError(f"{host}:{port} cannot be listened on: {error.strerror}", param="host") from error
+    return listener
+
+
+def service_url(settings: Settings) -> str:
+    """Give the address that a program on this machine reaches the service at."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
+
+
+def _answers_ready(address: str) -> bool:
+    try:
+        return httpx.get(f"{address}/health/ready", timeout=2.0, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False
