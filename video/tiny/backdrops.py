@@ -22,7 +22,7 @@ def paint(backdrop: str, u: Tensor, v: Tensor, t: Tensor, layout: Tensor, pixel:
 
     Args:
         backdrop: a word of `BACKDROPS`.
-        u, v: world coordinates of the pixels, [n, F or 1, H, W], frame heights.
+        u, v: world coordinates of the pixels, both [n, F or 1, H, W], frame heights.
         t: time of each frame, [1, F, 1, 1], seconds.
         layout: four numbers in 0..1 a clip, [n, 4].
         pixel: side of a pixel in world coordinates, [n, F or 1, 1, 1], frame heights.
@@ -30,7 +30,7 @@ def paint(backdrop: str, u: Tensor, v: Tensor, t: Tensor, layout: Tensor, pixel:
     Returns: colours [n, F or 1, H, W, 3] float, 0..255.
     """
     if backdrop in PLAIN_RGB:
-        return _plain(PLAIN_RGB[backdrop], u, v)
+        return _plain(PLAIN_RGB[backdrop], v)
     return _SCENES[backdrop](u, v, t, layout[:, :, None, None, None].unbind(1), pixel)
 
 
@@ -64,10 +64,10 @@ def _noise(column: Tensor, row: Tensor | int, layout: Tensor) -> Tensor:
     return (value & 0xFFFF).float() / 65536
 
 
-def _plain(rgb: Rgb, u: Tensor, v: Tensor) -> Tensor:
+def _plain(rgb: Rgb, v: Tensor) -> Tensor:
     base = _ink(rgb, v)
     shade = 1.05 - 0.12 * v
-    return (base * shade[..., None]).clamp(0, 255).expand(*torch.broadcast_shapes(u.shape, v.shape), 3)
+    return (base * shade[..., None]).clamp(0, 255)
 
 
 def _clouds(
@@ -94,15 +94,13 @@ def _hills(u: Tensor, level: float, height: float, phase: Tensor) -> Tensor:
 def _landscape(u: Tensor, v: Tensor, layout: tuple[Tensor, ...], pixel: Tensor, night: Tensor) -> Tensor:
     """Sky, clouds or stars, hills and meadow; `night` runs from 0 (day) to 1."""
     a, b, c, d = layout
-    shape = torch.broadcast_shapes(u.shape, v.shape)
-    night = night.expand(*([-1] * night.dim())).broadcast_to(torch.broadcast_shapes(night.shape, shape))
     colors = _mix(_ramp((104, 176, 240), (196, 230, 252), v / 0.7), _ramp((14, 18, 54), (52, 52, 112), v / 0.7), night)
     colors = _clouds(colors, u, v, a, b, pixel, (250, 252, 255), 0.95 * (1 - night))
-    cell = 0.17
+    cell = 0.22
     column, row = torch.floor(u / cell), torch.floor(v / cell)
     x = u / cell - column - 0.2 - 0.6 * _noise(column, row.to(torch.int64), a)
     y = v / cell - row - 0.2 - 0.6 * _noise(column, row.to(torch.int64) + 57, b)
-    size = 0.013 * (_noise(column, row.to(torch.int64) + 91, c) > 0.35)
+    size = 0.016 * (_noise(column, row.to(torch.int64) + 91, c) > 0.35)
     colors = _mix(
         colors, _ink((236, 236, 214), u), night * _inside(torch.hypot(x, y) * cell - size, pixel) * (size > 0)
     )
@@ -164,13 +162,13 @@ def _snow(u: Tensor, v: Tensor, t: Tensor, layout: tuple[Tensor, ...], pixel: Te
 def _falling(
     colors: Tensor, u: Tensor, v: Tensor, t: Tensor, layout: tuple[Tensor, ...], pixel: Tensor, rgb: Rgb
 ) -> Tensor:
-    """Let coarse flakes fall, one to a cell of 0.27 heights."""
-    cell = 0.27
+    """Let coarse flakes fall, one to a cell of 0.34 heights."""
+    cell = 0.34
     fallen = v - 0.2 * t
     column, row = torch.floor(u / cell), torch.floor(fallen / cell)
     x = u / cell - column - 0.25 - 0.5 * _noise(column, row.to(torch.int64), layout[0])
     y = fallen / cell - row - 0.15 - 0.7 * _noise(column, row.to(torch.int64) + 31, layout[1])
-    return _mix(colors, _ink(rgb, u), _inside(torch.hypot(x, y) * cell - 0.021, pixel))
+    return _mix(colors, _ink(rgb, u), _inside(torch.hypot(x, y) * cell - 0.025, pixel))
 
 
 def _rain(u: Tensor, v: Tensor, t: Tensor, layout: tuple[Tensor, ...], pixel: Tensor) -> Tensor:
@@ -182,14 +180,14 @@ def _rain(u: Tensor, v: Tensor, t: Tensor, layout: tuple[Tensor, ...], pixel: Te
     colors = _mix(
         colors, _ramp((84, 100, 94), (64, 78, 76), (v - 0.78) / 0.22), _below(v, _hills(u + 3, 0.80, 0.02, d), pixel)
     )
-    wide, tall = 0.15, 0.42
+    wide, tall = 0.23, 0.5
     slanted = u + 0.12 * v
     column = torch.floor(slanted / wide)
     fallen = v - 0.85 * t + tall * _noise(column, 5, a)
     row = torch.floor(fallen / tall)
     x = (slanted / wide - column - 0.5) * wide
     y = (fallen / tall - row - 0.5) * tall
-    drop = torch.hypot(x, (y.abs() - 0.06).clamp_min(0)) - 0.009
+    drop = torch.hypot(x, (y.abs() - 0.065).clamp_min(0)) - 0.012
     return _mix(colors, _ink((190, 204, 220), u), 0.8 * _inside(drop, pixel))
 
 
@@ -206,12 +204,12 @@ def _city(u: Tensor, v: Tensor, t: Tensor, layout: tuple[Tensor, ...], pixel: Te
         tower = _inside(torch.maximum(x.abs() - (0.5 * wide - 0.004), roof - v), pixel)
         colors = _mix(colors, _ink(rgb, u), tower)
         if is_lit:
-            step = wide / 3.4
-            wx, wy = x / step, (v - roof - 0.03) / 0.085
-            column_w, row_w = torch.round(wx), torch.floor(wy)
-            pane = torch.maximum((wx - column_w).abs() * step - 0.021, (wy - row_w - 0.5).abs() * 0.085 - 0.024)
-            is_on = _noise(column * 7 + column_w, row_w.to(torch.int64), layout[1]) > 0.35
-            inside = (column_w.abs() <= 1) & (row_w >= 0)
+            # two windows abreast, one floor every 0.11 heights
+            side, floor = torch.floor(x / 0.1), torch.floor((v - roof - 0.035) / 0.11)
+            pane_x, pane_y = (x / 0.1 - side - 0.5).abs() * 0.1, ((v - roof - 0.035) / 0.11 - floor - 0.5).abs() * 0.11
+            pane = torch.maximum(pane_x - 0.03, pane_y - 0.033)
+            is_on = _noise(column * 7 + side, floor.to(torch.int64), layout[1]) > 0.3
+            inside = ((side == 0) | (side == -1)) & (floor >= 0)
             colors = _mix(colors, _ink((255, 220, 130), u), _inside(pane, pixel) * is_on * inside * tower)
     colors = _mix(colors, _ink((164, 166, 172), u), _below(v, 0.84, pixel))
     return _mix(colors, _ramp((86, 88, 98), (70, 72, 82), (v - 0.87) / 0.13), _below(v, 0.87, pixel))

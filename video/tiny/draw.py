@@ -195,7 +195,7 @@ def _paint_backdrops(scenes: Sequence[Scene], times: Tensor, height: int, width:
         u = (sx[None, None, None] / scale + 0.5 + pan) * (width / height)
         v = sy[None, None, :, None] / scale + 0.5
         layout = torch.tensor([_layout(scenes[i].seed) for i in indices], device=device)
-        u, v = torch.broadcast_tensors(u, v)
+        u, v = (axis.expand(len(indices), scale.shape[1], height, width) for axis in (u, v))
         painted = paint(backdrop, u, v, times[None, :, None, None], layout, 1 / (height * scale))
         clips[torch.tensor(indices, device=device)] = painted.expand(len(indices), frames, height, width, 3)
     return canvas
