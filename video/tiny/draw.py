@@ -18,25 +18,13 @@ import torch
 from torch import Tensor
 
 from video.tiny.backdrops import paint
+from video.tiny.paths import Poses, camera_path, poses
 from video.tiny.shapes import REACH, parts
-from video.tiny.vocabulary import MOTIONS, RGB
-from video.tiny.world import PAN_LIMIT, PAN_SPEED, ZOOM_LIMIT, ZOOM_SPEED, Scene, Thing
+from video.tiny.vocabulary import RGB
+from video.tiny.world import Scene, Thing
 
 # Pixels drawn at once: about 150 bytes each at the worst moment.
 PIXELS_AT_ONCE = {"cpu": 2**22, "cuda": 2**26}
-
-
-@dataclass(frozen=True)
-class Poses:
-    """Where n things stand in F frames on the screen, after the camera; all [n, F] float.
-
-    x, y: middle, fractions of width and height. radius: fraction of the shorter side. angle: radians, clockwise.
-    """
-
-    x: Tensor
-    y: Tensor
-    radius: Tensor
-    angle: Tensor
 
 
 @dataclass(frozen=True)
@@ -90,11 +78,7 @@ def draw(
         canvas = _paint_backdrops(chunk, times, height, width)
         flat = canvas.view(-1, 3)
         for slot in (0, 1):
-            by_kind: dict[str, list[int]] = defaultdict(list)
-            for index, scene in enumerate(chunk):
-                if slot < len(scene.things):
-                    by_kind[scene.things[slot].kind].append(index)
-            for indices in by_kind.values():
+            for indices in _by_kind(chunk, slot):
                 _draw_things(flat, [chunk[i] for i in indices], slot, indices, times, height, width)
         canvas = canvas[:-1].view(len(chunk), num_frames, height, width, 3)
         clips[first : first + at_once] = canvas.add_(0.5).clamp_(0, 255).to(torch.uint8)
@@ -103,68 +87,50 @@ def draw(
 
 def truth(scene: Scene, num_frames: int, height: int, width: int, fps: int = 16, start_frame: int = 0) -> Truth:
     """Say what `draw` shows of one scene; arguments, rules and errors are those of `draw`."""
-    _check([scene], num_frames, height, width, fps, start_frame)
-    times = (start_frame + torch.arange(num_frames)).float() / fps
+    cover, area = covers([scene], num_frames, height, width, fps=fps, start_frame=start_frame)
     count = len(scene.things)
-    covers, areas, centres = [], [], []
-    for slot in range(count):
-        where = poses([scene.things[slot]], [scene.camera], times)
-        patch = _Patch(where, [scene.things[slot]], height, width)
-        cover = torch.zeros(num_frames * height * width + 1)
-        solid = patch.cover()
-        cover[patch.index([0], num_frames).flatten()] = solid.flatten()
-        covers.append(cover[:-1].view(num_frames, height, width))
-        areas.append(solid.sum((0, 2, 3)).clamp_min(1e-6))
-        centres.append(torch.stack([where.x[0] * width, where.y[0] * height], dim=-1))
-    if count == 2:
-        covers[0] = covers[0] * (1 - covers[1])
-    cover = torch.stack(covers)
+    cover, area = cover[0, :count], area[0, :count]
+    times = (start_frame + torch.arange(num_frames)).float() / fps
+    where = poses(scene.things, [scene.camera] * count, times)
     masks = cover > 0.5
     columns, rows = masks.any(2), masks.any(3)
     box = torch.stack([_first(columns), _first(rows), _last(columns), _last(rows)], dim=-1)
     return Truth(
-        centre=torch.stack(centres),
+        centre=torch.stack([where.x * width, where.y * height], dim=-1),
         box=box * masks.flatten(2).any(2)[..., None],
-        visible=(cover.sum((2, 3)) / torch.stack(areas)).clamp(0, 1),
+        visible=(cover.sum((2, 3)) / area.clamp_min(1e-6)).clamp(0, 1),
         masks=masks,
         motions=tuple(thing.motion for thing in scene.things),
     )
 
 
-def poses(things: Sequence[Thing], cameras: Sequence[str], times: Tensor) -> Poses:
-    """Follow n things under their cameras at F times [F], seconds."""
-    fields = [(t.x, t.y, t.radius, t.rate, max(t.limit, 1e-3), t.phase, float(MOTIONS.index(t.motion))) for t in things]
-    x, y, radius, rate, limit, phase, motion = torch.tensor(fields, device=times.device)[:, :, None].unbind(1)
-    travelled = _travel(times, rate, limit)
+def covers(
+    scenes: Sequence[Scene],
+    num_frames: int,
+    height: int,
+    width: int,
+    *,
+    fps: int = 16,
+    device: torch.device | str = "cpu",
+    start_frame: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Say which pixels of B clips show which thing; arguments, rules and errors are those of `draw`.
 
-    def when(word: str) -> Tensor:
-        return (motion == MOTIONS.index(word)).float()
-
-    hop = (phase + rate * times) % 1
-    x = x + (when("right") - when("left")) * travelled
-    y = y + (when("down") - when("up")) * travelled - when("bouncing") * limit * 4 * hop * (1 - hop)
-    radius = radius * torch.exp((when("growing") - when("shrinking")) * travelled)
-    angle = when("spinning") * 2 * math.pi * (phase + rate * times)
-    pan, scale = camera_path(cameras, times)
-    return Poses(0.5 + (x - 0.5 - pan) * scale, 0.5 + (y - 0.5) * scale, radius * scale, angle)
-
-
-def camera_path(cameras: Sequence[str], times: Tensor) -> tuple[Tensor, Tensor]:
-    """Follow n cameras at F times [F]: how far each has turned (frame widths, to the right) and its scale, [n, F]."""
-    sides = torch.tensor([[_side(c, "pan right", "pan left"), _side(c, "zoom in", "zoom out")] for c in cameras])
-    pan, zoom = sides.to(times.device)[:, :, None].unbind(1)
-    limits = torch.tensor([PAN_LIMIT, ZOOM_LIMIT], device=times.device)
-    return pan * _travel(times, PAN_SPEED, limits[0]), torch.exp(zoom * _travel(times, ZOOM_SPEED, limits[1]))
-
-
-def _side(camera: str, positive: str, negative: str) -> float:
-    return float(camera == positive) - float(camera == negative)
-
-
-def _travel(times: Tensor, rate: Tensor | float, limit: Tensor) -> Tensor:
-    """Move evenly, then come softly to rest at the limit: about limit·u for small u = rate·t/limit, limit for large."""
-    u = rate * times / limit
-    return limit * u / (1 + u**3) ** (1 / 3)
+    Returns: the share of each pixel that shows the first and the second thing, [B, 2, F, H, W] float 0..1 (zeros where
+    there is no second), and each thing's whole area in pixels, in the frame or not, [B, 2, F] float.
+    """
+    _check(scenes, num_frames, height, width, fps, start_frame)
+    times = (start_frame + torch.arange(num_frames, device=device)).float() / fps
+    flat = torch.zeros(2, len(scenes) * num_frames * height * width + 1, device=device)
+    area = torch.zeros(len(scenes), 2, num_frames, device=device)
+    for slot in (0, 1):
+        for indices in _by_kind(scenes, slot):
+            patch = _patch([scenes[i] for i in indices], slot, times, height, width)
+            cover = patch.cover()
+            flat[slot][patch.index(indices, num_frames)] = cover
+            area[torch.tensor(indices, device=device), slot] = cover.sum((2, 3))
+    flat[0] = flat[0] * (1 - flat[1])
+    return flat[:, :-1].view(2, len(scenes), num_frames, height, width).transpose(0, 1), area
 
 
 def _check(scenes: Sequence[Scene], num_frames: int, height: int, width: int, fps: int, start_frame: int) -> None:
@@ -199,6 +165,15 @@ def _paint_backdrops(scenes: Sequence[Scene], times: Tensor, height: int, width:
         painted = paint(backdrop, u, v, times[None, :, None, None], layout, 1 / (height * scale))
         clips[torch.tensor(indices, device=device)] = painted.expand(len(indices), frames, height, width, 3)
     return canvas
+
+
+def _by_kind(scenes: Sequence[Scene], slot: int) -> list[list[int]]:
+    """Group the scenes that have a thing in a slot by its kind."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for index, scene in enumerate(scenes):
+        if slot < len(scene.things):
+            groups[scene.things[slot].kind].append(index)
+    return list(groups.values())
 
 
 def _layout(seed: int) -> list[float]:
@@ -246,12 +221,17 @@ class _Patch:
         return torch.where(inside, flat, -1)
 
 
+def _patch(scenes: Sequence[Scene], slot: int, times: Tensor, height: int, width: int) -> _Patch:
+    things = [scene.things[slot] for scene in scenes]
+    return _Patch(poses(things, [scene.camera for scene in scenes], times), things, height, width)
+
+
 def _draw_things(
     flat: Tensor, scenes: Sequence[Scene], slot: int, clips: Sequence[int], times: Tensor, height: int, width: int
 ) -> None:
     """Blend the things of one kind into the flat canvas."""
-    things = [scene.things[slot] for scene in scenes]
-    patch = _Patch(poses(things, [scene.camera for scene in scenes], times), things, height, width)
+    patch = _patch(scenes, slot, times, height, width)
+    things = patch.things
     index = patch.index(clips, len(times))
     tones = torch.tensor([_tones(thing.color) for thing in things], device=flat.device)[:, :, None, None, None]
     dark, base, light = tones.unbind(1)
