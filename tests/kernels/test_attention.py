@@ -1,0 +1,91 @@
+import pytest
+import torch
+
+from kernels.attention import attention, attention_reference, attention_varlen, attention_with_lse
+from kernels.block_sparse_attention import (
+    block_scores,
+    block_sparse_attention,
+    block_sparse_attention_reference,
+    select_blocks,
+)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("n_q", "n_k"), [(1, 1), (1, 128), (63, 63), (128, 63)])
+def test_torch_path_matches_the_reference(n_q, n_k, causal):
+    q, k, v = torch.randn(2, 4, n_q, 64), torch.randn(2, 2, n_k, 64), torch.randn(2, 2, n_k, 64)
+    want, want_lse = attention_reference(q.double(), k.double(), v.double(), causal=causal)
+    out, lse = attention_with_lse(q, k, v, causal=causal)
+    for got in (out, attention(q, k, v, causal=causal)):
+        torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(lse.double(), want_lse, atol=1e-5, rtol=1e-5)
+
+
+def test_packed_sequences_equal_each_alone():
+    q, k, v = (torch.randn(70, 2, 64) for _ in range(3))
+    cu = torch.tensor([0, 5, 5, 70], dtype=torch.int32)
+    out = attention_varlen(q, k, v, cu, cu, 65, causal=True)
+    for a, b in ((0, 5), (5, 70)):
+        alone = attention(*(x[a:b].transpose(0, 1)[None] for x in (q, k, v)), causal=True)
+        torch.testing.assert_close(out[a:b], alone[0].transpose(0, 1))
+
+
+def test_gradients_flow_through_torch():
+    q, k, v = (torch.randn(1, 1, 8, 64, dtype=torch.float32, requires_grad=True) for _ in range(3))
+    attention(q, k, v, causal=True).sum().backward()
+    assert q.grad is not None and bool(v.grad.abs().sum() > 0)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("n", [1, 63, 128, 1000])
+def test_gathered_blocks_match_the_reference(n, ragged):
+    q, k, v = (torch.randn(1, 2, n, 64) for _ in range(3))
+    blocks = -(-n // 64)
+    indices, counts = select_blocks(block_scores(q, k, block_q=64, block_k=64), min(3, blocks))
+    if ragged:
+        counts = torch.randint(0, indices.shape[-1] + 1, counts.shape, dtype=torch.int32)
+    sizes = {"block_q": 64, "block_k": 64}
+    out, lse = block_sparse_attention(q, k, v, indices, counts, **sizes, check_blocks=True)
+    want, want_lse = block_sparse_attention_reference(q.double(), k.double(), v.double(), indices, counts, **sizes,
+                                                      scale=0.125)
+    torch.testing.assert_close(out.double(), want, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(lse.double(), want_lse, atol=1e-5, rtol=1e-5)
+
+
+def test_all_blocks_is_dense_attention():
+    q, k, v = (torch.randn(1, 2, 200, 64) for _ in range(3))
+    indices, counts = select_blocks(block_scores(q, k), 2)
+    torch.testing.assert_close(block_sparse_attention(q, k, v, indices, counts)[0], attention(q, k, v))
+
+
+def test_forced_blocks_are_taken_and_ids_ascend():
+    forced = torch.zeros(8, dtype=torch.bool)
+    forced[[0, 7]] = True
+    indices, _ = select_blocks(torch.randn(2, 3, 5, 8), 4, forced=forced)
+    assert bool((indices[..., 0] == 0).all() and (indices[..., -1] == 7).all())
+    assert bool((indices[..., 1:] > indices[..., :-1]).all())
+
+
+@pytest.mark.parametrize(("change", "rule"), [
+    (lambda a: a.update(k=a["k"][..., :32]), "k and v must be"),
+    (lambda a: a.update(q=a["q"].double()), "q must be fp16"),
+    (lambda a: a.update(q=a["q"][0]), r"q must be \[B, H, N, D\]"),
+    (lambda a: a.update(k=a["k"].transpose(2, 3)), "last stride"),
+    (lambda a: a.update(q=torch.randn(1, 3, 64, 64)), "multiple of k's heads"),
+    (lambda a: a.update(scale=0.0), "scale must be above 0"),
+])
+def test_bad_input_is_named(change, rule):
+    arguments = {"q": torch.randn(1, 4, 64, 64), "k": torch.randn(1, 2, 64, 64), "v": torch.randn(1, 2, 64, 64)}
+    change(arguments)
+    with pytest.raises(ValueError, match=rule):
+        attention(**arguments)
+
+
+@pytest.mark.parametrize(("ids", "rule"), [([[1, 0]], "ascend"), ([[0, 2]], "block ids must be in"), ([[-1, 0]], "ids")])
+def test_bad_lists_are_refused_when_checked(ids, rule):
+    q = torch.randn(1, 1, 64, 64)
+    k = torch.randn(1, 1, 128, 64)
+    indices = torch.tensor([[ids]], dtype=torch.int32)
+    counts = torch.full((1, 1, 1), 2, dtype=torch.int32)
+    with pytest.raises(ValueError, match=rule):
+        block_sparse_attention(q, k, k, indices, counts, block_q=64, block_k=64, check_blocks=True)
