@@ -44,7 +44,7 @@ _VALKEY = "valkey"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the whole service on this machine until SIGTERM; returns the exit code."""
+    """Start and watch the whole service on this machine."""
     arguments = _parse(argv)
     settings = load_settings(
         arguments.config,
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="media-server up", description="Start the whole service on this machine.")
+    parser = argparse.ArgumentParser(prog="media-server up", description=main.__doc__)
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for any free one (default 8000)")
     parser.add_argument("--data", type=Path, metavar="DIR", help="data folder (default ~/.local/share/media-server)")

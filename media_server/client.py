@@ -1,0 +1,167 @@
+"""A client of the service's HTTP API for the command line: requests, server-sent events, files.
+
+Server-sent events: WHATWG HTML, section 9.2. A job's stream is taken up again where it broke off, for as long as a
+restart of the service may last.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+
+from media_server.commands.failure import Refused, Unreachable
+from media_server.settings import Settings
+
+REQUEST_TIMEOUT_S = 60.0
+# heartbeats come every 15 s
+STREAM_TIMEOUT_S = 60.0
+RECONNECT_S = 60.0
+
+
+@dataclass(frozen=True)
+class ServerEvent:
+    """One server-sent event; `data` is its text."""
+
+    id: str
+    event: str
+    data: str
+
+
+class Client:
+    """A connection to one service."""
+
+    def __init__(self, url: str, api_key: str | None = None, transport: httpx.BaseTransport | None = None) -> None:
+        self.url = url.rstrip("/")
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        # trust_env off: a proxy for the outer world does not know this service
+        self._http = httpx.Client(
+            base_url=self.url, headers=headers, timeout=REQUEST_TIMEOUT_S, trust_env=False, transport=transport
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def get(self, path: str, **params: Any) -> dict[str, Any]:
+        """GET a JSON object; parameters that are None are left out."""
+        return self._request("GET", path, params={name: value for name, value in params.items() if value is not None})
+
+    def post(self, path: str, body: dict[str, Any] | None = None, files: dict[str, Path] | None = None) -> Any:
+        """POST a JSON body, or a form if files go with it; fields that are None are left out."""
+        fields = {name: value for name, value in (body or {}).items() if value is not None}
+        if not files:
+            return self._request("POST", path, json=fields)
+        # the service reads a file's type from its bytes
+        opened = {name: (file.name, file.read_bytes(), "application/octet-stream") for name, file in files.items()}
+        return self._request("POST", path, data={name: str(value) for name, value in fields.items()}, files=opened)
+
+    def download(self, path: str, target: Path, report: Callable[[int], None] = lambda _: None) -> None:
+        """GET a file into `target`; `report` hears each number of bytes that came."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(target.name + ".part")
+        try:
+            with self._http.stream("GET", path) as response:
+                _check(response)
+                with part.open("wb") as file:
+                    for chunk in response.iter_bytes():
+                        file.write(chunk)
+                        report(len(chunk))
+        except httpx.TransportError as error:
+            raise Unreachable(self.url) from error
+        part.replace(target)
+
+    def job_events(self, job_id: str) -> Iterator[dict[str, Any]]:
+        """Yield a job's events, of a film with its children's, until its last one.
+
+        Raises Unreachable if the service has been gone for RECONNECT_S.
+        """
+        last_id = ""
+        gone_since: float | None = None
+        while True:
+            try:
+                headers = {"last-event-id": last_id} if last_id else {}
+                for event in self._stream("GET", f"/v1/jobs/{job_id}/events", headers=headers):
+                    gone_since = None
+                    last_id = event.id or last_id
+                    if event.data:
+                        yield json.loads(event.data)
+                return
+            except (Unreachable, httpx.TransportError) as error:
+                now = time.monotonic()
+                gone_since = gone_since or now
+                if now - gone_since > RECONNECT_S:
+                    raise Unreachable(self.url) from error
+                time.sleep(1.0)
+
+    def chat(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the chunks of a streamed chat completion."""
+        for event in self._stream("POST", "/v1/chat/completions", json={**body, "stream": True}):
+            if event.data == "[DONE]":
+                return
+            chunk = json.loads(event.data)
+            if isinstance(chunk.get("error"), dict):
+                raise Refused(200, str(chunk["error"].get("message")), chunk["error"].get("code"))
+            yield chunk
+
+    def _request(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
+        try:
+            response = self._http.request(method, path, **arguments)
+        except httpx.TransportError as error:
+            raise Unreachable(self.url) from error
+        _check(response)
+        answer = response.json()
+        assert isinstance(answer, dict)
+        return answer
+
+    def _stream(self, method: str, path: str, **arguments: Any) -> Iterator[ServerEvent]:
+        timeout = httpx.Timeout(REQUEST_TIMEOUT_S, read=STREAM_TIMEOUT_S)
+        try:
+            with self._http.stream(method, path, timeout=timeout, **arguments) as response:
+                _check(response)
+                yield from read_events(response.iter_lines())
+        except httpx.ConnectError as error:
+            raise Unreachable(self.url) from error
+
+
+def client_of(settings: Settings) -> Client:
+    """Make a client of the service that the settings name."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    address = f"[{host}]" if ":" in host else host
+    return Client(settings.url or f"http://{address}:{settings.port}", settings.api_key)
+
+
+def read_events(lines: Iterable[str]) -> Iterator[ServerEvent]:
+    """Parse server-sent events; comments and events without data yield nothing."""
+    id, event, data = "", "message", list[str]()
+    for line in lines:
+        if not line:
+            if data:
+                yield ServerEvent(id, event, "\n".join(data))
+            event, data = "message", []
+            continue
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "data":
+            data.append(value)
+        elif name == "event":
+            event = value
+        elif name == "id" and "\0" not in value:
+            id = value
+
+
+def _check(response: httpx.Response) -> None:
+    if response.is_success:
+        return
+    response.read()
+    try:
+        error = response.json()["error"]
+        message, code = str(error["message"]), error.get("code")
+    except (ValueError, KeyError, TypeError):
+        message, code = f"unexpected answer: {response.text[:200]!r}", None
+    raise Refused(response.status_code, message, code)

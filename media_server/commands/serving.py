@@ -1,0 +1,66 @@
+"""A service that lives as long as one command: started on a free port, its log in the data folder, stopped after."""
+
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+
+from media_server.commands.failure import CommandFailed
+from media_server.settings import load_settings
+
+# the supervisor drains and ends within 30 s
+STOP_S = 35.0
+_READY = re.compile(r"ready at (\S+)")
+
+
+@contextlib.contextmanager
+def serve(data_dir: Path | None, console: Console) -> Iterator[str]:
+    """Start the whole service and give its address once it is ready; stop it at the end.
+
+    Raises CommandFailed with the end of its log if it does not become ready.
+    """
+    folder = load_settings(data_dir=data_dir).data_dir
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log_path = folder / "service.log"
+    # -P: a folder named like one of our packages in the working directory must not shadow it
+    command = [sys.executable, "-P", "-m", "media_server.cli", "up", "--port", "0", "--data", str(folder)]
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+        )
+    try:
+        with console.status("starting the service"):
+            address = _wait_until_ready(process, log_path)
+        console.print(f"service at {address}, log in {log_path}", highlight=False)
+        yield address
+    finally:
+        with console.status("stopping the service"):
+            _stop(process)
+
+
+def _wait_until_ready(process: "subprocess.Popen[str]", log_path: Path) -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if found := _READY.search(line):
+            return found[1]
+    process.wait()
+    lines = log_path.read_text(errors="replace").strip().splitlines()
+    last = lines[-1] if lines else "it said nothing"
+    raise CommandFailed(f"the service did not start: {last.removeprefix('media-server: ')} (log: {log_path})")
+
+
+def _stop(process: "subprocess.Popen[str]") -> None:
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        # its children die with it
+        process.kill()
+        process.wait()
