@@ -1,0 +1,1 @@
+"""Quantised formats and what computes with them."""

@@ -1,0 +1,235 @@
+"""NVFP4 weights: E2M1 codes in blocks of 16 with E4M3 scales and one fp32 scale, and the linear that reads them.
+
+value = code · block scale · global scale, global = amax / (6 · 448), block = clamp(block amax / (6 · global), 2^-9,
+448) rounded to E4M3, 1 for a block of zeros; codes 0..7 are 0, .5, 1, 1.5, 2, 3, 4, 6, bit 3 the sign, rounded to
+nearest even; the low nibble is the even index along K (NVIDIA's ModelOpt layout).
+The linear is weight-only (W4A16): codes are decoded in the kernel, products accumulate in fp32.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from kernels.dispatch import require, tl, triton, uses_triton
+
+BLOCK = 16
+E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+E2M1_MAX, E4M3_MAX, E4M3_MIN = 6.0, 448.0, 2.0**-9
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@dataclass(frozen=True)
+class NVFP4Tensor:
+    """Hold a `[N, K]` matrix: codes `[N, K / 2]` u8, scales `[N, K / 16]` E4M3, global_scale `[]` fp32."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    global_scale: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.codes.shape[0], self.codes.shape[1] * 2
+
+
+@dataclass(frozen=True)
+class GemvConfig:
+    """Hold one way to launch the product with one token: weight rows and columns a step, warps, stages."""
+
+    block_n: int = 8
+    block_k: int = 512
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+@dataclass(frozen=True)
+class GemmConfig:
+    """Hold one way to launch the product with several tokens: tile sizes, warps, stages."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+def quantize_nvfp4(weight: torch.Tensor, global_scale: torch.Tensor | None = None) -> NVFP4Tensor:
+    """Quantise a matrix.
+
+    weight: `[N, K]` floating point, K a multiple of 16, finite. global_scale: `[]` fp32 above 0, where several
+    matrices share one; from weight's largest magnitude by default. Raises ValueError for shapes that do not fit.
+    """
+    require(weight.ndim == 2 and weight.shape[1] % BLOCK == 0 and weight.is_floating_point(), "quantize_nvfp4",
+            "weight must be [N, K] floating point with K a multiple of 16", (list(weight.shape), weight.dtype))
+    blocks = weight.float().unflatten(1, (-1, BLOCK))
+    if global_scale is None:
+        amax = blocks.abs().amax() if blocks.numel() else torch.zeros((), device=weight.device)
+        global_scale = torch.where(amax > 0, amax / (E2M1_MAX * E4M3_MAX), 1.0)
+    block_amax = blocks.abs().amax(-1)
+    scales = (block_amax / (E2M1_MAX * global_scale)).clamp(E4M3_MIN, E4M3_MAX)
+    scales = torch.where(block_amax > 0, scales, 1.0).to(torch.float8_e4m3fn)
+    magnitudes = (blocks / (scales.float() * global_scale)[..., None]).flatten(1)
+    codes = _encode_e2m1(magnitudes)
+    return NVFP4Tensor(codes[:, ::2] | codes[:, 1::2] << 4, scales, global_scale.float().reshape(()))
+
+
+def dequantize_nvfp4(weight: NVFP4Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Decode to `[N, K]` in dtype, products in fp32."""
+    table = torch.tensor(E2M1_VALUES, device=weight.codes.device)
+    table = torch.cat([table, -table])
+    codes = torch.stack([weight.codes & 15, weight.codes >> 4], -1).flatten(1).int()
+    scales = (weight.scales.float() * weight.global_scale).repeat_interleave(BLOCK, 1)
+    return (table[codes] * scales).to(dtype)
+
+
+def nvfp4_linear(x: torch.Tensor, weight: NVFP4Tensor) -> torch.Tensor:
+    """Multiply x by the transposed weight.
+
+    x: `[..., K]` fp16, bf16 or fp32. Returns `[..., N]` in x's type. Raises ValueError for shapes, types or devices
+    that do not fit. On CPU the weight is decoded at each call: decode once and keep it where speed matters.
+    """
+    _validate(x, weight)
+    if uses_triton(x):
+        return nvfp4_linear_triton(x, weight)
+    return nvfp4_linear_reference(x, weight)
+
+
+@triton.jit
+def _gemv_kernel(
+    x, codes, scales, global_scale, y, n, k, stride_x,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, X_TYPE: tl.constexpr,
+):
+    token = tl.program_id(1).to(tl.int64)
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_g = tl.arange(0, BLOCK_K // 16)
+    offs_b = tl.arange(0, 8)
+    num_groups = k // 16
+    acc = tl.zeros([BLOCK_N, BLOCK_K // 16], dtype=tl.float32)
+    for start in tl.range(0, num_groups, BLOCK_K // 16):
+        groups = start + offs_g
+        is_group = groups < num_groups
+        mask = (rows < n)[:, None] & is_group[None, :]
+        code_rows = codes + rows[:, None, None] * (k // 2) + groups[None, :, None] * 8 + offs_b[None, None, :]
+        packed = tl.load(code_rows, mask=mask[:, :, None], other=0).to(tl.int32)
+        scale = tl.load(scales + rows[:, None] * num_groups + groups[None, :], mask=mask, other=0.0).to(tl.float32)
+        pairs = x + token * stride_x + groups[:, None] * 8 + offs_b[None, :]
+        if X_TYPE == "bf16":
+            pair = tl.load(pairs, mask=is_group[:, None], other=0)
+            even = (pair << 16).to(tl.float32, bitcast=True)
+            odd = (pair & -65536).to(tl.float32, bitcast=True)
+        elif X_TYPE == "fp16":
+            pair = tl.load(pairs, mask=is_group[:, None], other=0)
+            even = (pair & 65535).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+            odd = (pair >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        else:
+            words = x + token * stride_x + groups[:, None] * 16 + offs_b[None, :] * 2
+            even = tl.load(words, mask=is_group[:, None], other=0.0)
+            odd = tl.load(words + 1, mask=is_group[:, None], other=0.0)
+        # codes placed at fp32's exponent are value · 2^-126; the activations and the end take 2^63 each
+        low = (((packed & 8) << 28) | ((packed & 7) << 22)).to(tl.float32, bitcast=True)
+        high = (((packed & 128) << 24) | ((packed & 112) << 18)).to(tl.float32, bitcast=True)
+        even = even * 9.223372036854775808e18
+        odd = odd * 9.223372036854775808e18
+        acc += tl.sum(low * even[None, :, :] + high * odd[None, :, :], 2) * scale
+    total = tl.sum(acc, 1) * 9.223372036854775808e18 * tl.load(global_scale)
+    tl.store(y + token * n + rows, total.to(y.dtype.element_ty), mask=rows < n)
+
+
+@triton.jit
+def _gemm_kernel(
+    x, codes, scales, global_scale, y, m, n, k, stride_x,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    offs_b = tl.arange(0, BLOCK_K // 2)
+    offs_g = tl.arange(0, BLOCK_K // 16)
+    acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+    for start in tl.range(0, k, BLOCK_K):
+        x_tile = tl.load(x + offs_m[:, None] * stride_x + (start + offs_k)[None, :],
+                         mask=(offs_m < m)[:, None] & (start + offs_k < k)[None, :], other=0.0)
+        packed = tl.load(codes + offs_n[:, None] * (k // 2) + (start // 2 + offs_b)[None, :],
+                         mask=(offs_n < n)[:, None] & (start // 2 + offs_b < k // 2)[None, :], other=0)
+        scale = tl.load(scales + offs_n[:, None] * (k // 16) + (start // 16 + offs_g)[None, :],
+                        mask=(offs_n < n)[:, None] & (start // 16 + offs_g < k // 16)[None, :], other=0.0)
+        packed = packed.to(tl.int16)
+        low = ((packed & 8) << 12) | ((packed & 7) << 9)
+        high = ((packed & 128) << 8) | ((packed & 112) << 5)
+        # at fp16's exponent a code is value · 2^-14; code · scale has five significant bits, exact in every type
+        values = tl.join(low, high).reshape(BLOCK_N, BLOCK_K // 16, 16).to(tl.float16, bitcast=True).to(tl.float32)
+        values = values * (scale.to(tl.float32) * 16384.0)[:, :, None]
+        w_tile = values.reshape(BLOCK_N, BLOCK_K).to(x_tile.dtype)
+        acc = tl.dot(x_tile, tl.trans(w_tile), acc, input_precision="ieee")
+    acc = acc * tl.load(global_scale)
+    tl.store(y + offs_m[:, None] * n + offs_n[None, :], acc.to(y.dtype.element_ty),
+             mask=(offs_m < m)[:, None] & (offs_n < n)[None, :])
+
+
+def default_gemm_config(m: int, dtype: torch.dtype) -> GemmConfig:
+    """Return the launch that m tokens take; untuned."""
+    if dtype == torch.float32:
+        return GemmConfig(32, 64, 32, 4, 2)
+    return GemmConfig(16, 64, 128, 4, 3) if m <= 16 else GemmConfig(64 if m <= 64 else 128, 128, 64, 8, 3)
+
+
+def nvfp4_linear_triton(
+    x: torch.Tensor, weight: NVFP4Tensor, *, gemv: GemvConfig | None = None, gemm: GemmConfig | None = None
+) -> torch.Tensor:
+    """Launch on validated tensors: the vector kernel for one token (or where gemv is given), else the matrix kernel."""
+    n, k = weight.shape
+    rows = x.reshape(-1, k)
+    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+    m = rows.shape[0]
+    y = torch.empty(*x.shape[:-1], n, dtype=x.dtype, device=x.device)
+    if y.numel() == 0:
+        return y
+    if gemm is None and (m == 1 or gemv is not None):
+        gemv = gemv or GemvConfig()
+        rows = rows.contiguous()
+        kind = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[x.dtype]
+        words = rows if kind == "fp32" else rows.view(torch.int32)
+        _gemv_kernel[(triton.cdiv(n, gemv.block_n), m)](
+            words, weight.codes, weight.scales, weight.global_scale, y, n, k, words.stride(0),
+            BLOCK_N=gemv.block_n, BLOCK_K=gemv.block_k, X_TYPE=kind,
+            num_warps=gemv.num_warps, num_stages=gemv.num_stages)
+        return y
+    gemm = gemm or default_gemm_config(m, x.dtype)
+    _gemm_kernel[(triton.cdiv(m, gemm.block_m), triton.cdiv(n, gemm.block_n))](
+        rows, weight.codes, weight.scales, weight.global_scale, y, m, n, k, rows.stride(0),
+        BLOCK_M=gemm.block_m, BLOCK_N=gemm.block_n, BLOCK_K=gemm.block_k,
+        num_warps=gemm.num_warps, num_stages=gemm.num_stages)
+    return y
+
+
+def nvfp4_linear_reference(x: torch.Tensor, weight: NVFP4Tensor) -> torch.Tensor:
+    """Decode and multiply in fp32 (fp64 for fp64 inputs): on CPU faster than in bf16."""
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return F.linear(x.to(wide), dequantize_nvfp4(weight, wide)).to(x.dtype)
+
+
+def _encode_e2m1(x: torch.Tensor) -> torch.Tensor:
+    a = x.abs()
+    code = torch.zeros_like(a, dtype=torch.uint8)
+    # halfway values go to the even code: below 1 up, and so on
+    for threshold, goes_up in ((0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True),
+                               (5.0, False)):
+        code += a >= threshold if goes_up else a > threshold
+    return code | (torch.signbit(x).to(torch.uint8) << 3)
+
+
+def _validate(x: torch.Tensor, weight: NVFP4Tensor) -> None:
+    op = "nvfp4_linear"
+    n, k = weight.shape
+    require(weight.codes.dtype == torch.uint8 and weight.codes.ndim == 2 and weight.codes.is_contiguous(), op,
+            "codes must be contiguous [N, K / 2] uint8", (list(weight.codes.shape), weight.codes.dtype))
+    require(k % BLOCK == 0, op, "K must be a multiple of 16", k)
+    require(weight.scales.dtype == torch.float8_e4m3fn and weight.scales.shape == (n, k // BLOCK)
+            and weight.scales.is_contiguous(), op, f"scales must be contiguous [{n}, {k // BLOCK}] float8_e4m3fn",
+            (list(weight.scales.shape), weight.scales.dtype))
+    require(weight.global_scale.numel() == 1 and weight.global_scale.dtype == torch.float32, op,
+            "global_scale must be one fp32", (list(weight.global_scale.shape), weight.global_scale.dtype))
+    require(x.ndim >= 1 and x.shape[-1] == k, op, f"x must be [..., {k}] to match the weight", list(x.shape))
+    require(x.dtype in DTYPES, op, "x must be fp16, bf16 or fp32", x.dtype)
+    for name, tensor in (("codes", weight.codes), ("scales", weight.scales), ("global_scale", weight.global_scale)):
+        require(tensor.device == x.device, op, f"{name} must be on {x.device} like x", tensor.device)
