@@ -94,14 +94,14 @@ jobs = Table(
     Index("ix_jobs_expires", "expires_at"),
 )
 
-# whose turn it is: an owner's last claim in a pool
+# whose turn it is in a pool: owners are served in the order of the number of their last claim
 turns = Table(
     "turns",
     metadata,
     Column("pool", String, primary_key=True),
     Column("queue_key", String, primary_key=True),
-    Column("claimed_at", Double, nullable=False),
-    Index("ix_turns_next", "pool", "claimed_at"),
+    Column("turn", BigInteger, nullable=False),
+    Index("ix_turns_next", "pool", "turn"),
 )
 
 attempts = Table(

@@ -94,7 +94,7 @@ class CaptionStyle(_Part):
 
 
 class _Card(_Part):
-    v: Literal[1] = CARD_VERSION
+    v: Literal[1] = 1
     name: str = Field(min_length=1)
     pool: str = Field(min_length=1)
     revision: str

@@ -106,6 +106,12 @@ def upgrade() -> None:
     op.create_index("ix_jobs_lease_owner", "jobs", ["lease_owner"], unique=False)
     op.create_index("ix_jobs_owner", "jobs", ["owner_key_id", "created_at", "id"], unique=False)
     op.create_index("ix_jobs_parent", "jobs", ["parent_id", "created_at", "id"], unique=False)
+    op.create_index(
+        "ix_jobs_queue",
+        "jobs",
+        ["pool", "status", "queue_key", sa.text("priority DESC"), "created_at", "id"],
+        unique=False,
+    )
     op.create_index("ix_jobs_root", "jobs", ["root_id"], unique=False)
     op.create_table(
         "models",
@@ -124,10 +130,10 @@ def upgrade() -> None:
         "turns",
         sa.Column("pool", sa.String(), nullable=False),
         sa.Column("queue_key", sa.String(), nullable=False),
-        sa.Column("claimed_at", sa.Double(), nullable=False),
+        sa.Column("turn", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("pool", "queue_key", name=op.f("pk_turns")),
     )
-    op.create_index("ix_turns_next", "turns", ["pool", "claimed_at"], unique=False)
+    op.create_index("ix_turns_next", "turns", ["pool", "turn"], unique=False)
     op.create_table(
         "usage",
         sa.Column("id", Serial, autoincrement=True, nullable=False),

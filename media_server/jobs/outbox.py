@@ -1,0 +1,164 @@
+"""Messages to webhook receivers: written with the end of the job, taken by the delivery worker under a lease.
+
+Standard Webhooks: the row's id is the `webhook-id`; its payload is fixed when it is written, so each try sends and
+signs the same bytes. Only roots are announced: a film's shots are its own affair.
+"""
+
+import json
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from media_server.ids import new_id
+from media_server.jobs.database import Database, Transaction
+from media_server.jobs.spec import Job
+from media_server.jobs.tables import deliveries, outbox, webhook_endpoints
+
+DELIVERIES_POOL = "deliveries"
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message to one receiver, with the secrets that are valid now (newest first; none for a per-job URL)."""
+
+    id: str
+    job_id: str
+    endpoint_id: str | None
+    url: str
+    type: str
+    payload: str
+    attempts: int
+    secrets: list[str]
+    created_at: float
+
+
+def enqueue(tx: Transaction, job: Job, event_seq: int, type: str) -> int:
+    """Write a row for each receiver that wants this event of a root job; returns how many."""
+    if job.parent_id is not None:
+        return 0
+    receivers: list[tuple[str | None, str | None]] = [(None, job.webhook_url)] if job.webhook_url else []
+    for endpoint in tx.conn.execute(
+        sa.select(webhook_endpoints.c.id, webhook_endpoints.c.event_types).where(
+            webhook_endpoints.c.is_enabled,
+            webhook_endpoints.c.owner_key_id == job.owner_key_id
+            if job.owner_key_id is not None
+            else webhook_endpoints.c.owner_key_id.is_(None),
+        )
+    ):
+        if type in endpoint.event_types or "*" in endpoint.event_types:
+            receivers.append((endpoint.id, None))
+    now = tx.now()
+    for endpoint_id, url in receivers:
+        id = new_id("evt")
+        payload = {"id": id, "object": "event", "created_at": int(now), "type": type, "data": {"id": job.id}}
+        tx.conn.execute(
+            outbox.insert().values(
+                id=id,
+                event_seq=event_seq,
+                job_id=job.id,
+                owner_key_id=job.owner_key_id,
+                endpoint_id=endpoint_id,
+                url=url,
+                type=type,
+                payload=json.dumps(payload, separators=(",", ":")),
+                state="pending",
+                attempts=0,
+                next_at=now,
+                created_at=now,
+            )
+        )
+    if receivers:
+        tx.ring(DELIVERIES_POOL)
+    return len(receivers)
+
+
+def claim_due(db: Database, worker: str, *, lease_s: float, limit: int = 16) -> list[Message]:
+    """Take the messages that are due, for `lease_s`; a message whose taker died is taken again after that."""
+    due = sa.and_(
+        outbox.c.state == "pending",
+        outbox.c.next_at <= sa.bindparam("now"),
+        sa.or_(outbox.c.lease_until.is_(None), outbox.c.lease_until <= sa.bindparam("now")),
+    )
+    with db.read() as tx:
+        if tx.conn.scalar(sa.select(outbox.c.id).where(due).limit(1), {"now": tx.now()}) is None:
+            return []
+    with db.write() as tx:
+        tx.lock(DELIVERIES_POOL)
+        now = tx.now()
+        ids = list(
+            tx.conn.scalars(sa.select(outbox.c.id).where(due).order_by(outbox.c.next_at).limit(limit), {"now": now})
+        )
+        tx.conn.execute(
+            outbox.update().where(outbox.c.id.in_(ids)).values(lease_owner=worker, lease_until=now + lease_s)
+        )
+        rows = tx.conn.execute(
+            sa.select(outbox, webhook_endpoints)
+            .select_from(outbox.outerjoin(webhook_endpoints, outbox.c.endpoint_id == webhook_endpoints.c.id))
+            .where(outbox.c.id.in_(ids))
+            .order_by(outbox.c.next_at)
+            .set_label_style(sa.LABEL_STYLE_TABLENAME_PLUS_COL)
+        )
+        messages = []
+        for row in rows:
+            secrets = [row.webhook_endpoints_secret] if row.webhook_endpoints_secret else []
+            if row.webhook_endpoints_old_secret and (row.webhook_endpoints_old_secret_until or 0.0) > now:
+                secrets.append(row.webhook_endpoints_old_secret)
+            messages.append(
+                Message(
+                    id=row.outbox_id,
+                    job_id=row.outbox_job_id,
+                    endpoint_id=row.outbox_endpoint_id,
+                    url=row.outbox_url or row.webhook_endpoints_url,
+                    type=row.outbox_type,
+                    payload=row.outbox_payload,
+                    attempts=row.outbox_attempts,
+                    secrets=secrets,
+                    created_at=row.outbox_created_at,
+                )
+            )
+        return messages
+
+
+def settle(
+    db: Database,
+    message: Message,
+    worker: str,
+    *,
+    started_at: float,
+    duration_s: float,
+    status_code: int | None = None,
+    error: str | None = None,
+    retry_in_s: float | None = None,
+) -> bool:
+    """Log a try at a message and say what follows: delivered (no error), another try in `retry_in_s`, or dead.
+
+    Returns whether the message was still this worker's.
+    """
+    state = "delivered" if error is None else "dead" if retry_in_s is None else "pending"
+    with db.write() as tx:
+        now = tx.now()
+        taken = tx.conn.execute(
+            outbox.update()
+            .where(outbox.c.id == message.id, outbox.c.state == "pending", outbox.c.lease_owner == worker)
+            .values(
+                state=state,
+                attempts=outbox.c.attempts + 1,
+                next_at=now + retry_in_s if state == "pending" and retry_in_s is not None else None,
+                lease_owner=None,
+                lease_until=None,
+                settled_at=None if state == "pending" else now,
+            )
+        )
+        if taken.rowcount == 0:
+            return False
+        tx.conn.execute(
+            deliveries.insert().values(
+                outbox_id=message.id,
+                number=message.attempts + 1,
+                started_at=started_at,
+                duration_s=duration_s,
+                status_code=status_code,
+                error=error,
+            )
+        )
+        return True

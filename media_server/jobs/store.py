@@ -1,0 +1,214 @@
+"""What the API does to jobs: submit, read, list, cancel, delete."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import sqlalchemy as sa
+
+from media_server import films
+from media_server.errors import Conflict, InvalidRequest, NotFound
+from media_server.jobs.database import Database, Transaction
+from media_server.jobs.rows import insert, load, select
+from media_server.jobs.spec import ArtifactRecord, Job, JobSpec, Page
+from media_server.jobs.states import Status
+from media_server.jobs.tables import artifacts, garbage, jobs
+from media_server.jobs.transitions import discard, erase
+
+MAX_PAGE = 1000
+
+
+def submit(db: Database, spec: JobSpec) -> Job:
+    """Write a job and its first event, then ring its pool."""
+    with db.write() as tx:
+        return insert(tx, spec)
+
+
+def submit_in(tx: Transaction, spec: JobSpec) -> Job:
+    """Do as `submit`, within a transaction."""
+    return insert(tx, spec)
+
+
+def get(db: Database, id: str) -> Job:
+    """Read a job. Raises NotFound if there is none, or if it is deleted."""
+    with db.read() as tx:
+        return load(tx, id)
+
+
+def list_jobs(
+    db: Database,
+    *,
+    kinds: Sequence[str] | None = None,
+    status: Status | None = None,
+    parent_id: str | None = None,
+    after: str | None = None,
+    before: str | None = None,
+    limit: int = 20,
+    order: Literal["asc", "desc"] = "desc",
+    owner_key_id: str | None = None,
+) -> Page:
+    """List jobs by creation, newest first unless `order` says otherwise.
+
+    `after` and `before` are ids of jobs that the page follows or precedes in that order; with `before` alone it is
+    the page right before it. `owner_key_id` None lists everybody's. Raises InvalidRequest if a cursor is unknown.
+    """
+    if not 1 <= limit <= MAX_PAGE:
+        rule = f"from 1 to {MAX_PAGE}"
+        raise InvalidRequest(f"limit: {rule}, got {limit}.", param="limit", rule=rule, value=limit)
+    query = sa.select(jobs).where(jobs.c.deleted_at.is_(None))
+    if kinds is not None:
+        query = query.where(jobs.c.kind.in_(kinds))
+    if status is not None:
+        query = query.where(jobs.c.status == status)
+    if parent_id is not None:
+        query = query.where(jobs.c.parent_id == parent_id)
+    if owner_key_id is not None:
+        query = query.where(jobs.c.owner_key_id == owner_key_id)
+    place = sa.tuple_(jobs.c.created_at, jobs.c.id)
+    is_newest_first = order == "desc"
+    is_backwards = before is not None and after is None
+    with db.read() as tx:
+        for param, id in (("after", after), ("before", before)):
+            if id is None:
+                continue
+            cursor = tx.conn.execute(sa.select(jobs.c.created_at, jobs.c.id).where(jobs.c.id == id)).first()
+            if cursor is None:
+                raise InvalidRequest(f"{param}: no job has the id {id!r}.", param=param, rule="a job's id", value=id)
+            bound = sa.tuple_(sa.literal(cursor.created_at), sa.literal(cursor.id))
+            query = query.where(place < bound if (param == "after") == is_newest_first else place > bound)
+        if is_newest_first != is_backwards:
+            query = query.order_by(jobs.c.created_at.desc(), jobs.c.id.desc())
+        else:
+            query = query.order_by(jobs.c.created_at, jobs.c.id)
+        found = select(tx, query.limit(limit + 1))
+    page = found[:limit]
+    return Page(data=page[::-1] if is_backwards else page, has_more=len(found) > limit)
+
+
+def request_cancel(db: Database, id: str) -> Job:
+    """Cancel a job: at once if it waits, by asking its worker if it runs, with its children if it is a film.
+
+    A job that has ended stays as it is. Raises NotFound.
+    """
+    with db.write() as tx:
+        films.cancel_job(tx, _locked(tx, id))
+        return load(tx, id)
+
+
+def delete(db: Database, id: str) -> list[str]:
+    """Delete a job and, if it is a film, its children; what runs is cancelled, and its files go once it has ended.
+
+    Returns the key prefixes of those that have ended; the sweeper removes them too, so none can be forgotten.
+    Raises NotFound, or Conflict for a child whose film still needs it.
+    """
+    with db.write() as tx:
+        job = _locked(tx, id)
+        if job.parent_id is not None:
+            film = load(tx, job.parent_id, with_deleted=True)
+            if film.deleted_at is None and (job.kind != "video" or not film.status.is_terminal):
+                raise Conflict(f"{id} is part of {film.id}: delete the film instead.", param="id", value=id)
+        films.cancel_job(tx, job)
+        prefixes = []
+        family = sa.select(jobs).where(sa.or_(jobs.c.id == id, jobs.c.parent_id == id), jobs.c.deleted_at.is_(None))
+        for member in select(tx, family):
+            tx.conn.execute(jobs.update().where(jobs.c.id == member.id).values(deleted_at=tx.now()))
+            if member.status.is_terminal:
+                erase(tx, member)
+                discard(tx, f"{member.id}/")
+                prefixes.append(f"{member.id}/")
+        return prefixes
+
+
+def queue_position(db: Database, id: str) -> int | None:
+    """Count the jobs that are taken before this one if nothing else comes: 0 is next; None if it does not wait."""
+    with db.read() as tx:
+        job = load(tx, id)
+        if job.status is not Status.QUEUED:
+            return None
+        mine = job.owner_key_id or ""
+        in_queue = sa.and_(jobs.c.pool == job.pool, jobs.c.status == Status.QUEUED)
+        ahead = tx.conn.scalar(
+            sa.select(sa.func.count()).where(
+                in_queue,
+                jobs.c.queue_key == mine,
+                sa.or_(
+                    jobs.c.priority > job.priority,
+                    sa.and_(
+                        jobs.c.priority == job.priority,
+                        sa.tuple_(jobs.c.created_at, jobs.c.id)
+                        < sa.tuple_(sa.literal(job.created_at), sa.literal(job.id)),
+                    ),
+                ),
+            )
+        )
+        ahead = ahead or 0
+        waiting = sa.select(jobs.c.queue_key, sa.func.count().label("waiting")).where(in_queue)
+        counts: dict[str, int] = {
+            row.queue_key: row.waiting for row in tx.conn.execute(waiting.group_by(jobs.c.queue_key))
+        }
+        order = [
+            key
+            for (key,) in tx.conn.execute(
+                sa.text("SELECT queue_key FROM turns WHERE pool = :pool ORDER BY turn, queue_key"), {"pool": job.pool}
+            )
+        ]
+        # owners take turns: each other one is served as often as this owner before this job, once more if it is
+        # nearer to its turn
+        is_before = True
+        others = 0
+        for key in order:
+            if key == mine:
+                is_before = False
+            else:
+                others += min(counts.get(key, 0), ahead + is_before)
+        return ahead + others
+
+
+def artifacts_of(db: Database, id: str) -> list[ArtifactRecord]:
+    """List the files of a job's winning attempt; a film's are those of its joining. Raises NotFound."""
+    with db.read() as tx:
+        job = load(tx, id)
+        if job.kind == "film" and job.result and job.result.get("join_job_id"):
+            job = load(tx, job.result["join_job_id"])
+        rows = tx.conn.execute(
+            sa.select(
+                artifacts.c.name,
+                artifacts.c.key,
+                artifacts.c.content_type,
+                artifacts.c.size_bytes,
+                artifacts.c.sha256,
+                artifacts.c.state,
+                artifacts.c.sequence,
+            )
+            .where(artifacts.c.job_id == job.id, artifacts.c.attempt == job.winning_attempt)
+            .order_by(artifacts.c.name, artifacts.c.sequence)
+        )
+        return [ArtifactRecord(**row) for row in rows.mappings()]
+
+
+def find_artifact(db: Database, id: str, name: str) -> ArtifactRecord:
+    """Find the latest file of that name. Raises NotFound, which names those there are."""
+    found = artifacts_of(db, id)
+    for record in reversed(found):
+        if record.name == name:
+            return record
+    names = ", ".join(sorted({record.name for record in found})) or "none yet"
+    raise NotFound(f"{id} has no {name}; it has: {names}.", param="variant", rule=f"one of {names}", value=name)
+
+
+def due_garbage(db: Database, limit: int = 100) -> list[str]:
+    """List key prefixes whose files the sweeper should remove now."""
+    with db.read() as tx:
+        query = sa.select(garbage.c.prefix).where(garbage.c.due_at <= tx.now()).order_by(garbage.c.due_at)
+        return list(tx.conn.scalars(query.limit(limit)))
+
+
+def forget_garbage(db: Database, prefix: str) -> None:
+    """Note that the files under a prefix are gone."""
+    with db.write() as tx:
+        tx.conn.execute(garbage.delete().where(garbage.c.prefix == prefix))
+
+
+def _locked(tx: Transaction, id: str) -> Job:
+    """Read a job under its family's lock."""
+    tx.lock(load(tx, id).root_id)
+    return load(tx, id)

@@ -1,0 +1,149 @@
+"""Moves of a job's row between its states, each with its event, inside a transaction that the caller holds.
+
+Invariants: a row moves only from the state that the caller saw (the UPDATE carries it as a condition), the caller
+holds the family's lock, and a terminal move writes row, event, outbox and garbage together or not at all.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from media_server.errors import JobError
+from media_server.jobs import outbox
+from media_server.jobs.database import Transaction
+from media_server.jobs.events import append
+from media_server.jobs.rows import load
+from media_server.jobs.spec import Job
+from media_server.jobs.states import ACTIVE, Status, check_move
+from media_server.jobs.tables import attempts, events, garbage, jobs, prompts
+
+# a worker that lost its lease may still write for a moment: it learns of it with its next beat
+STRAGGLER_S = 30.0
+
+
+def end(
+    tx: Transaction,
+    job: Job,
+    status: Status,
+    *,
+    error: JobError | None = None,
+    winning_attempt: int | None = None,
+    values: Mapping[str, Any] | None = None,
+    outcome: str | None = None,
+) -> bool:
+    """End a job; returns whether it was still as the caller saw it.
+
+    `values` are further columns of its row; `outcome` is what the attempts table says of a running attempt.
+    """
+    check_move(job.status, status)
+    now = tx.now()
+    columns: dict[str, Any] = {
+        **(values or {}),
+        "status": status,
+        "completed_at": now,
+        "expires_at": None if job.retention_s is None else now + job.retention_s,
+        "winning_attempt": winning_attempt,
+        "eta_s": None,
+        "lease_until": None,
+        "lease_owner": None,
+        "error_code": error.code if error else None,
+        "error_message": error.message if error else None,
+    }
+    if status is Status.COMPLETED:
+        columns |= {"progress": 100.0, "stage": None}
+    moved = tx.conn.execute(
+        jobs.update()
+        .where(jobs.c.id == job.id, jobs.c.status == job.status, jobs.c.attempt == job.attempt)
+        .values(**columns)
+    )
+    if moved.rowcount == 0:
+        return False
+    end_attempt(tx, job, outcome or status.value, error)
+    ended = load(tx, job.id, with_deleted=True)
+    data: dict[str, Any] = {"status": status}
+    if error is not None:
+        data["error"] = {"code": error.code, "message": error.message}
+    type = f"{job.kind}.{status}"
+    outbox.enqueue(tx, ended, append(tx, ended, type, data), type)
+    if ended.deleted_at is not None:
+        erase(tx, ended)
+        discard(tx, f"{job.id}/", delay_s=STRAGGLER_S)
+    else:
+        _discard_attempts(tx, ended)
+    return True
+
+
+def requeue(tx: Transaction, job: Job, type: str, *, outcome: str, error: JobError | None, is_counted: bool) -> bool:
+    """Put a running job back into the queue; returns whether it was still as the caller saw it."""
+    check_move(job.status, Status.QUEUED)
+    moved = tx.conn.execute(
+        jobs.update()
+        .where(jobs.c.id == job.id, jobs.c.status == job.status, jobs.c.attempt == job.attempt)
+        .values(
+            status=Status.QUEUED,
+            uncounted=jobs.c.uncounted + (0 if is_counted else 1),
+            lease_until=None,
+            lease_owner=None,
+            eta_s=None,
+            doorbell_at=tx.now(),
+        )
+    )
+    if moved.rowcount == 0:
+        return False
+    end_attempt(tx, job, outcome, error)
+    data = {"error": {"code": error.code, "message": error.message}} if error else {}
+    append(tx, job, type, {"status": Status.QUEUED, **data})
+    tx.ring(job.pool)
+    return True
+
+
+def request_cancel(tx: Transaction, job: Job) -> None:
+    """Note that a job that runs is to stop; it ends when its worker, or a film's last child, confirms."""
+    asked = tx.conn.execute(
+        jobs.update()
+        .where(jobs.c.id == job.id, jobs.c.status.in_(ACTIVE), jobs.c.cancel_requested_at.is_(None))
+        .values(cancel_requested_at=tx.now())
+    )
+    if asked.rowcount:
+        append(tx, job, "job.cancel_requested", {"status": job.status})
+
+
+def end_attempt(tx: Transaction, job: Job, outcome: str, error: JobError | None = None) -> None:
+    """Close the attempts row of the job's current attempt, if it is open."""
+    tx.conn.execute(
+        attempts.update()
+        .where(attempts.c.job_id == job.id, attempts.c.attempt == job.attempt, attempts.c.outcome == "running")
+        .values(
+            outcome=outcome,
+            ended_at=tx.now(),
+            error_code=error.code if error else None,
+            error_message=error.message if error else None,
+        )
+    )
+
+
+def erase(tx: Transaction, job: Job) -> None:
+    """Remove everything that a caller wrote or a model answered in words; the bare row stays for the ledger."""
+    tx.conn.execute(prompts.delete().where(prompts.c.job_id == job.id))
+    tx.conn.execute(
+        jobs.update().where(jobs.c.id == job.id).values(params={}, metadata={}, result=None, error_message=None)
+    )
+    tx.conn.execute(events.update().where(events.c.job_id == job.id, events.c.type == "job.progress").values(data={}))
+
+
+def discard(tx: Transaction, prefix: str, *, delay_s: float = 0.0) -> None:
+    """Hand the files under a key prefix to the sweeper, which removes them after the delay."""
+    due_at = tx.now() + delay_s
+    renewed = tx.conn.execute(garbage.update().where(garbage.c.prefix == prefix).values(due_at=due_at))
+    if renewed.rowcount == 0:
+        tx.conn.execute(garbage.insert().values(prefix=prefix, due_at=due_at))
+
+
+def _discard_attempts(tx: Transaction, job: Job) -> None:
+    """Hand over the files of every attempt that did not win; its checkpoints are needed by nobody now."""
+    for attempt, outcome in tx.conn.execute(
+        sa.select(attempts.c.attempt, attempts.c.outcome).where(attempts.c.job_id == job.id)
+    ).tuples():
+        if attempt != job.winning_attempt:
+            discard(tx, f"{job.id}/{attempt}/", delay_s=STRAGGLER_S if outcome == "lost" else 0.0)
