@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 
 # nobody waits for a message this old: the sweeper has rung again
 MESSAGE_EXPIRES_S = 60.0
+# what a broker that accepts and never answers may cost the caller
+RING_TIMEOUT_S = 2.5
 KEY_PREFIX = "ms:celery:"
 
 
@@ -43,15 +45,19 @@ def make_celery(settings: Settings) -> Celery:
 
 def ring(celery: Celery, pool: str) -> None:
     """Ring a pool's doorbell: never raises on a dead broker, never holds the caller beyond about 3 s."""
+    # a connection of its own: the workers' wait for messages, which takes longer than a caller may be held
+    options = {**celery.conf.broker_transport_options, "socket_timeout": RING_TIMEOUT_S}
     try:
-        celery.send_task(
-            "pool.wake",
-            [pool],
-            queue=f"pool.{pool}",
-            expires=MESSAGE_EXPIRES_S,
-            ignore_result=True,
-            retry=False,
-        )
+        with celery.connection_for_write(transport_options=options) as connection:
+            celery.send_task(
+                "pool.wake",
+                [pool],
+                connection=connection,
+                queue=f"pool.{pool}",
+                expires=MESSAGE_EXPIRES_S,
+                ignore_result=True,
+                retry=False,
+            )
     except Exception as error:
         # whatever the client library raises: the job is safe, only its start is later
         logger.warning("the doorbell of pool %s is silent (%s); the sweeper rings again", pool, type(error).__name__)
