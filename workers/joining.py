@@ -44,6 +44,8 @@ class _Probe:
     time_base: Fraction
     extradata: bytes
     num_frames: int
+    # how far the decode times run ahead of the first frame's time: the encoder's reordering, in ticks
+    lead: int
 
 
 def join_clips(clips: Sequence[ClipFile], out: Path, *, fps: float, report: Report) -> bool:
@@ -64,7 +66,7 @@ def join_clips(clips: Sequence[ClipFile], out: Path, *, fps: float, report: Repo
     can_copy = _can_copy(clips, probes)
     with av.open(str(out), "w", format="mp4", options=_FASTSTART) as film:
         if can_copy:
-            _copy_packets(clips, film, report)
+            _copy_packets(clips, probes, film, report)
         else:
             _encode_again(clips, film, rate, probes[0].size, report)
     return can_copy
@@ -116,6 +118,7 @@ def _probe(clip: ClipFile) -> _Probe:
         context = stream.codec_context
         if stream.average_rate is None or stream.time_base is None:
             raise JoinError("a clip carries no frame rate")
+        first = next(packet for packet in file.demux(stream))
         return _Probe(
             codec=context.name,
             pix_fmt=context.pix_fmt or "",
@@ -124,6 +127,7 @@ def _probe(clip: ClipFile) -> _Probe:
             time_base=stream.time_base,
             extradata=bytes(context.extradata or b""),
             num_frames=stream.frames,
+            lead=-(first.dts or 0),
         )
 
 
@@ -137,21 +141,24 @@ def _can_copy(clips: Sequence[ClipFile], probes: Sequence[_Probe]) -> bool:
     )
 
 
-def _copy_packets(clips: Sequence[ClipFile], film: av.container.OutputContainer, report: Report) -> None:
+def _copy_packets(
+    clips: Sequence[ClipFile], probes: Sequence[_Probe], film: av.container.OutputContainer, report: Report
+) -> None:
     out: av.VideoStream | None = None
     frames_written = 0
-    for clip in clips:
+    # a very short clip is not reordered; decode times must rise across the cut all the same
+    lead = max(probe.lead for probe in probes)
+    for clip, probe in zip(clips, probes, strict=True):
         with av.open(str(clip.path)) as file:
             stream = file.streams.video[0]
-            assert stream.average_rate is not None and stream.time_base is not None
             out = out or film.add_stream_from_template(stream)
-            offset = int(frames_written / stream.average_rate / stream.time_base)
+            offset = int(frames_written / probe.rate / probe.time_base)
             for packet in file.demux(stream):
                 if packet.dts is None or packet.pts is None:
                     # the demuxer's closing packet carries nothing
                     continue
                 packet.pts += offset
-                packet.dts += offset
+                packet.dts += offset - (lead - probe.lead)
                 packet.stream = out
                 film.mux(packet)
         frames_written += clip.num_frames

@@ -25,6 +25,7 @@ from media_server.jobs.database import Database, open_database
 from media_server.jobs.doorbell import make_celery, ring
 from media_server.jobs.spec import Claim
 from media_server.settings import Settings
+from workers.leases import worker_id
 from workers.logging_setup import setup_logging
 
 logger = logging.getLogger(__name__)
@@ -49,11 +50,6 @@ class PoolContext:
 
 Handler = Callable[[PoolContext, Claim], None]
 Hook = Callable[[PoolContext], None]
-
-
-def worker_id(name: str, pid: int | None = None) -> str:
-    """Name a lease owner so that no two processes of a cluster share it: `video-0@host:1234`."""
-    return f"{name}@{socket.gethostname()}:{os.getpid() if pid is None else pid}"
 
 
 def run_pool_worker(

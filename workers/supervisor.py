@@ -204,8 +204,8 @@ def plan_children(settings: Settings, listener_fd: int) -> list[ChildSpec]:
     children.append(_python_child("api", "api", "--fd", str(listener_fd), pass_fds=(listener_fd,)))
     for index, (device, pool) in enumerate(_video_devices(settings, gpus)):
         name = f"video-{index}"
-        command = ("worker", "--name", name, "--device", device, "--pool", pool, "--threads", str(video_threads))
-        children.append(_python_child(name, *command, threads=video_threads, has_leases=True))
+        arguments = ("--name", name, "--device", device, "--pool", pool, "--threads", str(video_threads))
+        children.append(_python_child(name, "worker", *arguments, threads=video_threads, has_leases=True))
     text_models = [entry for entry in settings.models if entry.kind == "text"]
     if settings.engine_url is None:
         for index, entry in enumerate(text_models):

@@ -1,0 +1,46 @@
+"""Names of lease owners, and the leases of processes that a killed supervisor took with it."""
+
+import os
+import re
+import socket
+
+import sqlalchemy as sa
+
+from media_server.jobs.claims import end_leases
+from media_server.jobs.database import Database
+from media_server.jobs.states import Status
+from media_server.jobs.tables import jobs
+
+_WORKER_ID = re.compile(r"[^@]+@(?P<host>.+):(?P<pid>\d+)")
+
+
+def worker_id(name: str, pid: int | None = None) -> str:
+    """Name a lease owner so that no two processes of a cluster share it: `video-0@host:1234`."""
+    return f"{name}@{socket.gethostname()}:{os.getpid() if pid is None else pid}"
+
+
+def end_leases_of_the_dead(db: Database) -> int:
+    """End the leases of this machine's processes that live no more; returns how many jobs go on at once.
+
+    For the one supervisor of a data folder, before it starts its children.
+    """
+    query = sa.select(jobs.c.lease_owner).where(jobs.c.status == Status.IN_PROGRESS, jobs.c.lease_owner.is_not(None))
+    with db.read() as tx:
+        owners = list(tx.conn.scalars(query.distinct()))
+    return sum(end_leases(db, owner) for owner in owners if owner and _is_dead_here(owner))
+
+
+def _is_dead_here(owner: str) -> bool:
+    found = _WORKER_ID.fullmatch(owner)
+    return found is not None and found["host"] == socket.gethostname() and not is_alive(int(found["pid"]))
+
+
+def is_alive(pid: int) -> bool:
+    """Say whether a process of this machine lives."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

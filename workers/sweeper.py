@@ -1,0 +1,87 @@
+"""The sweeper: cares for what crashed workers, lost doorbells and deleted jobs leave behind.
+
+Each round ends jobs that were lost for good, rings again for pools that wait in silence, removes the files that have
+no owner, and deletes what has expired. Any number of sweepers may run; each round can be repeated or missed.
+"""
+
+import argparse
+import logging
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from media_server.artifacts.store import ArtifactStore, open_artifacts
+from media_server.errors import NotFound
+from media_server.jobs import store
+from media_server.jobs.claims import sweep
+from media_server.jobs.database import Database, open_database
+from media_server.jobs.doorbell import make_celery, ring
+from media_server.jobs.tables import jobs
+from media_server.settings import Settings, load_settings
+from workers.logging_setup import setup_logging
+
+logger = logging.getLogger(__name__)
+
+# so that one round never takes long; the next takes the rest
+_EXPIRED_A_ROUND = 50
+
+
+def main(argv: Sequence[str]) -> int:
+    """Ring again, end lost jobs, remove files without an owner."""
+    parser = argparse.ArgumentParser(prog="media-server sweeper", description=main.__doc__)
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
+    settings = load_settings(parser.parse_args(argv).config)
+    setup_logging(settings, "sweeper")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # a round that is broken off is repeated by the next sweeper
+        signal.signal(number, lambda *_: sys.exit(0))
+    db = open_database(settings.database, ring=partial(ring, make_celery(settings)))
+    artifacts = open_artifacts(settings)
+    while True:
+        try:
+            sweep_once(settings, db, artifacts)
+        except Exception:
+            logger.exception("this round failed; the next is in %.0f s", settings.sweep_s)
+        time.sleep(settings.sweep_s)
+
+
+def sweep_once(settings: Settings, db: Database, artifacts: ArtifactStore) -> None:
+    """Do one round."""
+    report = sweep(db, doorbell_s=settings.doorbell_s)
+    for job_id in report.lost:
+        logger.warning("job %s: failed as worker_lost, its attempts are used up", job_id)
+    for job_id in report.cancelled:
+        logger.info("job %s: cancelled, its worker is gone", job_id)
+    if report.rung:
+        logger.info("rang again for %s", ", ".join(report.rung))
+    delete_expired(db)
+    collect_garbage(db, artifacts)
+
+
+def delete_expired(db: Database) -> None:
+    """Delete jobs whose time to be kept is over, with their children."""
+    with db.read() as tx:
+        query = sa.select(jobs.c.id).where(
+            jobs.c.expires_at <= tx.now(), jobs.c.deleted_at.is_(None), jobs.c.parent_id.is_(None)
+        )
+        expired = list(tx.conn.scalars(query.limit(_EXPIRED_A_ROUND)))
+    for job_id in expired:
+        try:
+            store.delete(db, job_id)
+        except NotFound:
+            # another sweeper was first
+            continue
+        logger.info("job %s: expired and deleted", job_id)
+
+
+def collect_garbage(db: Database, artifacts: ArtifactStore) -> None:
+    """Remove the files that no job owns any more; the row goes after the files, so a crash only repeats the work."""
+    for prefix in store.due_garbage(db):
+        artifacts.delete_prefix(prefix)
+        store.forget_garbage(db, prefix)
+        logger.debug("removed %s", prefix)
