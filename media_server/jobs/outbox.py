@@ -5,7 +5,10 @@ signs the same bytes. Only roots are announced: a film's shots are its own affai
 """
 
 import json
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import sqlalchemy as sa
 
@@ -15,6 +18,8 @@ from media_server.jobs.spec import Job
 from media_server.jobs.tables import deliveries, outbox, webhook_endpoints
 
 DELIVERIES_POOL = "deliveries"
+# so many due messages are looked at for those whose receivers have room
+_LOOK = 512
 
 
 @dataclass(frozen=True)
@@ -72,28 +77,56 @@ def enqueue(tx: Transaction, job: Job, event_seq: int, type: str) -> int:
     return len(receivers)
 
 
-def claim_due(db: Database, worker: str, *, lease_s: float, limit: int = 16) -> list[Message]:
-    """Take the messages that are due, for `lease_s`; a message whose taker died is taken again after that."""
+def receiver_of(url: str) -> str:
+    """Name who receives at a URL: scheme, host and port. A slow one holds up its own messages only."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def claim_due(
+    db: Database,
+    worker: str,
+    *,
+    lease_s: float,
+    limit: int = 16,
+    busy: Mapping[str, int] | None = None,
+    per_receiver: int = 4,
+) -> list[Message]:
+    """Take the messages that are due, for `lease_s`; a message whose taker died is taken again after that.
+
+    `busy` counts what is on its way to each receiver; none gets more than `per_receiver` at once. Messages to an
+    endpoint that is disabled wait until it is enabled again.
+    """
+    on_the_way = Counter(busy or {})
+    url = sa.func.coalesce(outbox.c.url, webhook_endpoints.c.url)
+    full = [receiver for receiver, count in on_the_way.items() if count >= per_receiver]
     due = sa.and_(
         outbox.c.state == "pending",
         outbox.c.next_at <= sa.bindparam("now"),
         sa.or_(outbox.c.lease_until.is_(None), outbox.c.lease_until <= sa.bindparam("now")),
+        webhook_endpoints.c.is_enabled.is_not(False),
+        # a prefix is enough here: whom it catches by accident waits a moment, and is taken after
+        *(~url.startswith(receiver, autoescape=True) for receiver in full),
     )
+    both = outbox.outerjoin(webhook_endpoints, outbox.c.endpoint_id == webhook_endpoints.c.id)
+    candidates = sa.select(outbox.c.id, url.label("url")).select_from(both).where(due)
     with db.read() as tx:
-        if tx.conn.scalar(sa.select(outbox.c.id).where(due).limit(1), {"now": tx.now()}) is None:
+        if tx.conn.execute(candidates.limit(1), {"now": tx.now()}).first() is None:
             return []
     with db.write() as tx:
         tx.lock(DELIVERIES_POOL)
         now = tx.now()
-        ids = list(
-            tx.conn.scalars(sa.select(outbox.c.id).where(due).order_by(outbox.c.next_at).limit(limit), {"now": now})
-        )
+        ids: list[str] = []
+        for row in tx.conn.execute(candidates.order_by(outbox.c.next_at).limit(_LOOK), {"now": now}):
+            if len(ids) < limit and on_the_way[receiver_of(row.url)] < per_receiver:
+                on_the_way[receiver_of(row.url)] += 1
+                ids.append(row.id)
         tx.conn.execute(
             outbox.update().where(outbox.c.id.in_(ids)).values(lease_owner=worker, lease_until=now + lease_s)
         )
         rows = tx.conn.execute(
             sa.select(outbox, webhook_endpoints)
-            .select_from(outbox.outerjoin(webhook_endpoints, outbox.c.endpoint_id == webhook_endpoints.c.id))
+            .select_from(both)
             .where(outbox.c.id.in_(ids))
             .order_by(outbox.c.next_at)
             .set_label_style(sa.LABEL_STYLE_TABLENAME_PLUS_COL)
@@ -129,10 +162,11 @@ def settle(
     status_code: int | None = None,
     error: str | None = None,
     retry_in_s: float | None = None,
+    disables: str | None = None,
 ) -> bool:
     """Log a try at a message and say what follows: delivered (no error), another try in `retry_in_s`, or dead.
 
-    Returns whether the message was still this worker's.
+    `disables` is the reason to send nothing more to its endpoint. Returns whether the message was still this worker's.
     """
     state = "delivered" if error is None else "dead" if retry_in_s is None else "pending"
     with db.write() as tx:
@@ -161,4 +195,16 @@ def settle(
                 error=error,
             )
         )
+        if message.endpoint_id is not None:
+            _note_health(tx, message.endpoint_id, is_failing=error is not None, disables=disables)
         return True
+
+
+def _note_health(tx: Transaction, endpoint_id: str, *, is_failing: bool, disables: str | None) -> None:
+    """Note on an endpoint since when it has been failing, and why it gets nothing more."""
+    table = webhook_endpoints
+    now = tx.now()
+    values: dict[str, object] = {"failing_since": sa.func.coalesce(table.c.failing_since, now) if is_failing else None}
+    if disables is not None:
+        values.update(is_enabled=False, disabled_reason=disables, updated_at=now)
+    tx.conn.execute(table.update().where(table.c.id == endpoint_id).values(**values))
