@@ -111,6 +111,8 @@ class Settings(BaseModel):
 
     max_body_bytes: Annotated[int, Field(ge=1)] = 1 << 20
     max_upload_bytes: Annotated[int, Field(ge=1)] = 256 << 20
+    # signs the messages to a request's own webhook_url; None: made once and kept in data_dir/webhook-secret
+    webhook_secret: str | None = None
     # http and private addresses for inputs and webhooks: for tests and closed networks
     allow_private_urls: bool = False
 

@@ -6,10 +6,14 @@ random bytes. Several signatures may stand in the header, so that a rotated secr
 
 import base64
 import binascii
+import contextlib
 import hashlib
 import hmac
+import os
 import secrets
 from collections.abc import Sequence
+
+from media_server.settings import Settings
 
 SECRET_PREFIX = "whsec_"
 _KEY_BYTES = range(24, 65)
@@ -36,6 +40,23 @@ def signed_headers(signing_secrets: Sequence[str], message_id: str, timestamp: i
         "webhook-timestamp": str(timestamp),
         "webhook-signature": " ".join(sign(secret, message_id, timestamp, body) for secret in signing_secrets),
     }
+
+
+def service_secret(settings: Settings) -> str:
+    """Give the secret that signs messages to a request's own `webhook_url`; made on first use, for this user alone."""
+    if settings.webhook_secret is not None:
+        return settings.webhook_secret
+    path = settings.data_dir / "webhook-secret"
+    fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    if not path.exists():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fresh.touch(mode=0o600)
+        fresh.write_text(f"{new_secret()}\n")
+        with contextlib.suppress(FileExistsError):
+            # a link never replaces the secret that another process made meanwhile
+            os.link(fresh, path)
+        fresh.unlink()
+    return path.read_text().strip()
 
 
 def _key_of(secret: str) -> bytes:
