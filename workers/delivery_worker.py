@@ -1,0 +1,214 @@
+"""The delivery worker: sends the outbox's messages as signed webhooks and plans their retries.
+
+Each message is taken under a lease and sent at least once; its id lets the receiver notice a second copy. A receiver
+gets few messages at once and each has a deadline, so a slow or dead one holds up its own messages only.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import queue
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import httpx
+from celery import Celery
+
+from media_server.errors import InvalidRequest
+from media_server.http_fetch import CONNECT_TIMEOUT_S, resolve
+from media_server.jobs.database import Database, open_database
+from media_server.jobs.doorbell import make_celery
+from media_server.jobs.outbox import DELIVERIES_POOL, Message, claim_due, receiver_of, settle
+from media_server.settings import Settings, load_settings
+from media_server.webhooks.retries import Verdict, judge
+from media_server.webhooks.signing import service_secret, signed_headers
+from workers.leases import worker_id
+from workers.logging_setup import setup_logging
+
+logger = logging.getLogger(__name__)
+
+# Standard Webhooks: 15 to 30 s
+TIMEOUT_S = 20.0
+LEASE_S = 60.0
+MAX_AT_ONCE = 64
+MAX_A_RECEIVER = 4
+# without a doorbell; an idle look reads one row
+_POLL_S = 1.0
+_DRAIN_S = 22.0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Send webhooks, signed and retried."""
+    parser = argparse.ArgumentParser(prog="media-server deliveries", description=main.__doc__)
+    parser.add_argument("--name", default="deliveries", help="name of this worker in logs and leases")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
+    arguments = parser.parse_args(argv)
+    settings = load_settings(arguments.config)
+    setup_logging(settings, arguments.name)
+    asyncio.run(serve(settings, worker_id(arguments.name)))
+    return 0
+
+
+async def serve(settings: Settings, worker: str) -> None:
+    """Deliver until SIGTERM."""
+    loop = asyncio.get_running_loop()
+    courier = Courier(settings, open_database(settings.database), worker)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, courier.stop)
+    listener = partial(_listen, make_celery(settings), partial(loop.call_soon_threadsafe, courier.news.set))
+    threading.Thread(target=listener, daemon=True, name="doorbell").start()
+    await courier.run()
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What came of one try: a status and headers, or in words why there is none."""
+
+    status: int | None = None
+    headers: Mapping[str, str] | None = None
+    error: str | None = None
+
+
+class Courier:
+    """Messages on their way, and how many of them go to each receiver."""
+
+    def __init__(self, settings: Settings, db: Database, worker: str) -> None:
+        self.settings = settings
+        self.db = db
+        self.worker = worker
+        self.news = asyncio.Event()
+        self.is_stopping = False
+        self.busy: Counter[str] = Counter()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.jitter = random.Random()
+
+    def stop(self) -> None:
+        """Take no more messages; those on their way are finished."""
+        self.is_stopping = True
+        self.news.set()
+
+    async def run(self) -> None:
+        """Take and send messages until stopped."""
+        # a kept connection would serve another host of the same address under this one's certificate
+        limits = httpx.Limits(max_connections=MAX_AT_ONCE, max_keepalive_connections=0)
+        timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        async with httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False) as client:
+            logger.info("%s delivers", self.worker)
+            while not self.is_stopping:
+                self.news.clear()
+                for message in await self._take():
+                    self._start(client, message)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.news.wait(), _POLL_S)
+            if self.tasks:
+                await asyncio.wait(self.tasks, timeout=_DRAIN_S)
+
+    async def _take(self) -> list[Message]:
+        room = MAX_AT_ONCE - len(self.tasks)
+        if room == 0:
+            return []
+        take = partial(claim_due, lease_s=LEASE_S, limit=room, busy=dict(self.busy), per_receiver=MAX_A_RECEIVER)
+        try:
+            return await asyncio.to_thread(take, self.db, self.worker)
+        except Exception:
+            logger.exception("the outbox could not be read")
+            return []
+
+    def _start(self, client: httpx.AsyncClient, message: Message) -> None:
+        receiver = receiver_of(message.url)
+        self.busy[receiver] += 1
+        task = asyncio.create_task(self._deliver(client, message))
+        self.tasks.add(task)
+
+        def finish(done: asyncio.Task[None]) -> None:
+            self.tasks.discard(done)
+            self.busy[receiver] -= 1
+            if self.busy[receiver] == 0:
+                del self.busy[receiver]
+            if not done.cancelled() and (error := done.exception()) is not None:
+                # the lease lapses and the message is sent again
+                logger.error("message %s: the try was lost", message.id, exc_info=error)
+            self.news.set()
+
+        task.add_done_callback(finish)
+
+    async def _deliver(self, client: httpx.AsyncClient, message: Message) -> None:
+        """Make one try and write down what follows from it."""
+        started_at = time.time()
+        begun = time.monotonic()
+        answer = await send(client, message, self.settings)
+        outcome = judge(message.attempts + 1, answer.status, answer.headers or {}, time.time(), self.jitter)
+        is_delivered = outcome.verdict is Verdict.DELIVERED
+        error = None if is_delivered else answer.error or f"HTTP {answer.status}"
+        await asyncio.to_thread(
+            settle,
+            self.db,
+            message,
+            self.worker,
+            started_at=started_at,
+            duration_s=time.monotonic() - begun,
+            status_code=answer.status,
+            error=error,
+            retry_in_s=outcome.wait_s,
+            disables="the receiver answered 410 Gone" if outcome.verdict is Verdict.DISABLED else None,
+        )
+        level = logging.INFO if is_delivered else logging.WARNING
+        again = f", again in {outcome.wait_s:.0f} s" if outcome.wait_s is not None else ""
+        logger.log(level, "message %s of job %s: %s%s", message.id, message.job_id, error or "delivered", again)
+
+
+async def send(client: httpx.AsyncClient, message: Message, settings: Settings) -> _Answer:
+    """POST one message, signed; never follows a redirect and reads no body."""
+    body = message.payload.encode()
+    secrets = message.secrets or [service_secret(settings)]
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            # resolved once; the connection goes to the address that was checked
+            target = await asyncio.to_thread(
+                resolve, message.url, param="webhook_url", allow_private=settings.allow_private_urls
+            )
+            request = client.build_request(
+                "POST",
+                target.url.copy_with(host=target.address),
+                content=body,
+                headers={
+                    "host": target.url.netloc.decode("ascii"),
+                    "content-type": "application/json",
+                    "user-agent": "media-server",
+                    **signed_headers(secrets, message.id, int(time.time()), body),
+                },
+                extensions={"sni_hostname": target.url.raw_host.decode("ascii").strip("[]")},
+            )
+            response = await client.send(request, stream=True)
+            await response.aclose()
+            return _Answer(status=response.status_code, headers=response.headers)
+    except InvalidRequest as error:
+        return _Answer(error=error.message)
+    except TimeoutError:
+        return _Answer(error=f"no answer within {TIMEOUT_S:.0f} s")
+    except (httpx.HTTPError, OSError) as error:
+        # the kind of the failure, not the address that it names
+        return _Answer(error=f"the connection failed ({type(error).__name__})")
+
+
+def _listen(celery: Celery, wake: Callable[[], None]) -> None:
+    """Take the doorbells of the deliveries' pool, for ever; what they say is to look."""
+    while True:
+        try:
+            with celery.connection_for_read() as connection, connection.SimpleQueue(f"pool.{DELIVERIES_POOL}") as bell:
+                while True:
+                    with contextlib.suppress(queue.Empty):
+                        bell.get(timeout=_POLL_S * 5).ack()
+                        wake()
+        except Exception as error:
+            # the poll goes on without it
+            logger.warning("the doorbell of deliveries is silent (%s)", type(error).__name__)
+            time.sleep(_POLL_S * 5)
