@@ -199,7 +199,7 @@ async def send(client: httpx.AsyncClient, message: Message, settings: Settings) 
         return _Answer(error=f"the connection failed ({type(error).__name__})")
 
 
-def _listen(celery: Celery, wake: Callable[[], None]) -> None:
+def _listen(celery: Celery, wake: Callable[[], object]) -> None:
     """Take the doorbells of the deliveries' pool, for ever; what they say is to look."""
     while True:
         try:
