@@ -27,7 +27,7 @@ from media_server.jobs.spec import Job, JobSpec
 from media_server.jobs.states import Status
 from media_server.jobs.tables import artifacts, jobs
 from media_server.models.card import VideoCard
-from media_server.models.clip import MAX_SEED, ClipRequest, validate_clip
+from media_server.models.clip import MAX_SEED, ClipRequest, check_characters, validate_clip
 from media_server.models.registry import find_card
 from media_server.validation import parse_request
 
@@ -97,6 +97,8 @@ def submit_film(
     """
     if not request.idea.strip():
         raise InvalidRequest("idea: must not be empty.", param="idea", rule="must not be empty", value=request.idea)
+    check_characters("idea", request.idea)
+    check_characters("style", request.style or "")
     # a clip of one frame stands for all shots: what it may not have, none of them may
     clip = validate_clip(card, _clip_request(request, card, prompt="x", num_frames=1))
     num_frames = round(request.seconds * clip.fps)

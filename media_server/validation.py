@@ -8,6 +8,8 @@ from media_server.errors import InvalidRequest
 
 Model = TypeVar("Model", bound=BaseModel)
 
+# characters of a refused value that the answer repeats
+_MAX_ECHO = 200
 _RULES = {"extra_forbidden": "is not a field of this request", "missing": "is required"}
 
 
@@ -19,6 +21,15 @@ def parse_request(model: type[Model], values: dict[str, Any]) -> Model:
         first = error.errors(include_url=False)[0]
         param = ".".join(str(part) for part in first["loc"]) or None
         rule = _RULES.get(first["type"], first["msg"])
-        value = None if first["type"] == "missing" else first["input"]
+        value = None if first["type"] == "missing" else _short(first["input"])
         got = "" if value is None else f", got {value!r}"
         raise InvalidRequest(f"{param or 'body'}: {rule}{got}.", param=param, rule=rule, value=value) from error
+
+
+def _short(value: Any) -> Any:
+    """Give a value as an answer can hold it: not at any length, and only what JSON and UTF-8 can say."""
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    text = value if isinstance(value, str) else repr(value)
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= _MAX_ECHO else f"{text[:_MAX_ECHO]}…"

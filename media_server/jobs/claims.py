@@ -71,7 +71,7 @@ def beat(
     if progress is not None:
         progress = min(max(progress, 0.0), 100.0)
         columns["progress"] = sa.case((jobs.c.progress < progress, progress), else_=jobs.c.progress)
-    with db.write() as tx:
+    with db.write(is_durable=False) as tx:
         tx.lock(claim.job.root_id)
         row = tx.conn.execute(
             jobs.update()
@@ -267,7 +267,7 @@ def _candidate(pool: str, now: float) -> sa.Select[tuple[str, str]]:
             jobs.c.cancel_requested_at.is_(None),
             jobs.c.attempt - jobs.c.uncounted < jobs.c.max_attempts,
         )
-        .order_by(jobs.c.lease_until, jobs.c.id)
+        .order_by(jobs.c.lease_until)
         .limit(1)
         .correlate(None)
         .scalar_subquery()

@@ -101,7 +101,7 @@ turns = Table(
     Column("pool", String, primary_key=True),
     Column("queue_key", String, primary_key=True),
     Column("turn", BigInteger, nullable=False),
-    Index("ix_turns_next", "pool", "turn"),
+    Index("ix_turns_next", "pool", "turn", "queue_key"),
 )
 
 attempts = Table(

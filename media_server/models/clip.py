@@ -151,7 +151,8 @@ def validate_clip(card: VideoCard, request: ClipRequest) -> ClipParams:
     _check_length(card, "negative_prompt", negative)
     for key, text in request.metadata.items():
         if len(key) > 64 or len(text) > 512:
-            _refuse("metadata", "keys have at most 64 characters, values at most 512", key)
+            _refuse("metadata", "keys have at most 64 characters, values at most 512", key[:64])
+        check_characters("metadata", key + text)
     for name in request.inputs:
         needed = "overlap" if name == "video" else name
         if needed not in card.conditions:
@@ -217,7 +218,14 @@ def _check_prompt(card: VideoCard, param: str, text: str) -> None:
     _check_length(card, param, text)
 
 
+def check_characters(param: str, text: str) -> None:
+    """Raise InvalidRequest if a text holds the NUL character, which PostgreSQL cannot store."""
+    if "\0" in text:
+        _refuse(param, "must not hold the NUL character", text.index("\0"))
+
+
 def _check_length(card: VideoCard, param: str, text: str) -> None:
+    check_characters(param, text)
     if len(text) > card.limits.max_prompt_chars:
         _refuse(param, f"at most {card.limits.max_prompt_chars} characters", len(text))
 

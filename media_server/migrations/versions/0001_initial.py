@@ -133,7 +133,7 @@ def upgrade() -> None:
         sa.Column("turn", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("pool", "queue_key", name=op.f("pk_turns")),
     )
-    op.create_index("ix_turns_next", "turns", ["pool", "turn"], unique=False)
+    op.create_index("ix_turns_next", "turns", ["pool", "turn", "queue_key"], unique=False)
     op.create_table(
         "usage",
         sa.Column("id", Serial, autoincrement=True, nullable=False),
