@@ -14,7 +14,7 @@ from fastapi import Depends
 from starlette.requests import Request
 
 from media_server.errors import Forbidden, NotFound
-from media_server.jobs.spec import Job
+from media_server.jobs.spec import Job, JobKind
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -25,13 +25,13 @@ class Caller:
 
     owner_key_id: str | None = None
 
-    def check(self, job: Job) -> Job:
-        """Give the job back if it is this caller's.
+    def check(self, job: Job, *, kind: JobKind | None = None) -> Job:
+        """Give the job back if it is this caller's, and of that kind.
 
         Raises NotFound otherwise: what belongs to others does not exist.
         """
-        if job.owner_key_id != self.owner_key_id:
-            raise NotFound(f"No job has the id {job.id!r}.", param="id", value=job.id)
+        if job.owner_key_id != self.owner_key_id or kind not in (None, job.kind):
+            raise NotFound(f"No {kind or 'job'} has the id {job.id!r}.", param="id", value=job.id)
         return job
 
 

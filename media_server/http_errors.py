@@ -50,8 +50,11 @@ class ProblemResponse(JSONResponse):
 
 
 def problem_response(error: MediaServerError, headers: Mapping[str, str] | None = None) -> ProblemResponse:
-    """Turn an error into its answer."""
-    return ProblemResponse(error.to_body(), status_code=error.status, headers={**error.headers(), **(headers or {})})
+    """Turn an error into its answer; a value that a caller sent is shortened."""
+    body = error.to_body()
+    if "value" in body:
+        body["value"] = shown(body["value"])
+    return ProblemResponse(body, status_code=error.status, headers={**error.headers(), **(headers or {})})
 
 
 def install_error_handlers(app: FastAPI) -> None:

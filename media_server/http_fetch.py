@@ -19,6 +19,8 @@ MAX_REDIRECTS = 5
 CONNECT_TIMEOUT_S = 5.0
 MAX_URL_CHARS = 2048
 
+_PUBLIC_RULE = "the URL's host has a public address"
+
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
@@ -77,10 +79,10 @@ async def fetch(
         raise _refused(param, "the URL can be fetched") from error
 
 
-def resolve(url: str, *, param: str, allow_private: bool) -> Target:
-    """Check a URL and resolve its host once; blocking, so call it in a thread.
+def check_url(url: str, *, param: str, allow_private: bool) -> httpx.URL:
+    """Check a URL's form, without a look-up: https, a host, no user name, and no literal address that is not public.
 
-    Raises InvalidRequest if the scheme, the host or one of its addresses is not allowed.
+    Raises InvalidRequest that names `param`.
     """
     if len(url) > MAX_URL_CHARS:
         raise _refused(param, f"a URL has at most {MAX_URL_CHARS} characters")
@@ -92,15 +94,30 @@ def resolve(url: str, *, param: str, allow_private: bool) -> Target:
         raise _refused(param, "the URL's scheme is https")
     if not parsed.host or parsed.userinfo:
         raise _refused(param, "the URL has a host and no user name")
+    try:
+        literal = ipaddress.ip_address(parsed.host)
+    except ValueError:
+        return parsed
+    if not (allow_private or is_public(literal)):
+        raise _refused(param, _PUBLIC_RULE)
+    return parsed
+
+
+def resolve(url: str, *, param: str, allow_private: bool) -> Target:
+    """Check a URL and resolve its host once; blocking, so call it in a thread.
+
+    Raises InvalidRequest if the URL's form, or one of the host's addresses, is not allowed.
+    """
+    parsed = check_url(url, param=param, allow_private=allow_private)
     port = parsed.port or (443 if parsed.scheme == "https" else 80)
     try:
         found = socket.getaddrinfo(parsed.host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise _refused(param, "the URL's host has a public address") from error
+        raise _refused(param, _PUBLIC_RULE) from error
     addresses = [str(entry[4][0]) for entry in found]
     if not addresses or not (allow_private or all(is_public(ipaddress.ip_address(text)) for text in addresses)):
         # the same answer as for a name that does not exist: the caller learns nothing of the network inside
-        raise _refused(param, "the URL's host has a public address")
+        raise _refused(param, _PUBLIC_RULE)
     return Target(parsed, addresses[0])
 
 

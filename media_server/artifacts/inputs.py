@@ -59,7 +59,7 @@ def prepare_image(content: bytes, *, param: str, width: int, height: int) -> Pre
     or too small.
     """
     if len(content) > MAX_IMAGE_BYTES:
-        raise _too_large(param, len(content))
+        raise image_too_large(param, len(content))
     try:
         with warnings.catch_warnings():
             # threads share the filters, so that a concurrent call may leave this one in place: that is harmless
@@ -129,7 +129,7 @@ def _read_data_uri(uri: str, param: str) -> bytes:
         raise _bad_data_uri(param)
     # base64 is 4/3 of what it holds: refuse before decoding
     if (len(uri) - match.end()) * 3 // 4 > MAX_IMAGE_BYTES + 3:
-        raise _too_large(param, (len(uri) - match.end()) * 3 // 4)
+        raise image_too_large(param, (len(uri) - match.end()) * 3 // 4)
     try:
         return base64.b64decode(uri[match.end() :], validate=True)
     except (binascii.Error, ValueError) as error:
@@ -141,7 +141,8 @@ def _bad_data_uri(param: str) -> InvalidRequest:
     return InvalidRequest(f"{param}: must be {rule}.", code="invalid_url", param=param, rule=rule)
 
 
-def _too_large(param: str, size_bytes: int) -> TooLarge:
+def image_too_large(param: str, size_bytes: int) -> TooLarge:
+    """Say that an image passes MAX_IMAGE_BYTES."""
     rule = f"an image has at most {MAX_IMAGE_BYTES} bytes"
     return TooLarge(f"{param}: {rule}, got {size_bytes}.", param=param, rule=rule, value=size_bytes)
 

@@ -17,6 +17,7 @@ from media_server.errors import InvalidRequest, UnsupportedMedia
 
 # container names as ffmpeg has them, with the bytes that such a file begins with
 _CONTAINERS = {"mov,mp4,m4a,3gp,3g2,mj2": "MP4 or MOV", "matroska,webm": "Matroska or WebM", "avi": "AVI"}
+_SUFFIXES = dict(zip(_CONTAINERS, (".mp4", ".mkv", ".avi"), strict=True))
 _TIMEOUT_S = 20.0
 _CPU_S = 15
 _MEMORY_BYTES = 4 << 30
@@ -38,6 +39,11 @@ class ClipInfo:
     fps: float
     num_frames: int
     seconds: float
+
+    @property
+    def suffix(self) -> str:
+        """The suffix that a file of this container has."""
+        return _SUFFIXES[self.container]
 
 
 def probe_clip(path: Path, *, param: str) -> ClipInfo:

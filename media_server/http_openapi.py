@@ -1,0 +1,119 @@
+"""The OpenAPI document: complete and exact, errors included.
+
+FastAPI writes the paths; here each operation gets the errors that the handlers of http_errors.py can answer with, and
+the bodies that are read by hand (multipart or JSON) get their schemas.
+"""
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+
+from media_server.http_errors import PROBLEM_TYPE
+from media_server.http_objects import JobEvent, Problem
+
+TITLE = "media-server"
+DESCRIPTION = (
+    "Clips, films and text from a self-hosted media server. The shapes are OpenAI's where OpenAI has them, "
+    "so that the unmodified `openai` package works; films, storyboards and jobs are resources of our own."
+)
+TAGS = [
+    {"name": "videos", "description": "Clips: OpenAI's Videos API, and more."},
+    {"name": "films", "description": "From an idea to a film: storyboard, shots, joining."},
+    {"name": "storyboards", "description": "From an idea to a list of shots."},
+    {"name": "chat", "description": "Text."},
+    {"name": "jobs", "description": "Any job: state, cancelling, events."},
+    {"name": "models", "description": "What is loaded, and its rules."},
+    {"name": "health", "description": "Whether the service is up."},
+]
+
+_REF = "#/components/schemas/{model}"
+_REASONS = {
+    400: "The request breaks a rule: the problem says which field, which rule and which value.",
+    401: "The key is missing or not known.",
+    403: "The key does not reach this far, or a page of another origin asks.",
+    404: "Nothing of that name exists for this caller.",
+    405: "The path does not take this method.",
+    409: "The state of the thing named does not allow this.",
+    412: "If-Match names another version.",
+    413: "The body passes the size limit.",
+    415: "The content type or the format of a file is not one that is taken.",
+    416: "The range lies past the end of the file.",
+    422: "Well formed, and still not possible to do.",
+    429: "The caller has used its share.",
+    500: "The service failed in a way that it did not foresee.",
+    503: "A part of the service that this needs is not up.",
+    507: "The disk is too full to take new work.",
+}
+# any operation may meet these
+_EVERYWHERE = (400, 403, 500, 503)
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Declare the errors of an operation, beside those that every operation may meet."""
+    return {status: _problem(status) for status in statuses}
+
+
+def body_of(model: type[BaseModel], *, files: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Declare a body that is read by hand: `model` as JSON, or as a form in which `files` may be uploads.
+
+    The model itself must stand in `describe`'s list. Forms write nested objects in bracket form or as JSON.
+    """
+    form = model.model_json_schema(ref_template=_REF)
+    form.pop("$defs", None)
+    form.pop("examples", None)
+    for name in files:
+        known = form["properties"][name]
+        upload = {"type": "string", "contentMediaType": "application/octet-stream"}
+        form["properties"][name] = {**known, "anyOf": [upload, *known.get("anyOf", [])]}
+    content = {
+        "application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}},
+        "multipart/form-data": {"schema": form},
+    }
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def describe(app: FastAPI, *, bodies: list[type[BaseModel]]) -> None:
+    """Make `app.openapi` write the document, once; `bodies` are the models that `body_of` names."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _write(app, bodies)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _write(app: FastAPI, bodies: list[type[BaseModel]]) -> dict[str, Any]:
+    document = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes, tags=app.openapi_tags
+    )
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    models: list[type[BaseModel]] = [Problem, JobEvent, *bodies]
+    for model in models:
+        schema = model.model_json_schema(ref_template=_REF)
+        schemas.update(schema.pop("$defs", {}))
+        schemas[model.__name__] = schema
+    for path in document["paths"].values():
+        for operation in path.values():
+            _declare_errors(operation)
+    # FastAPI's own shape of a validation error is never sent
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    return document
+
+
+def _declare_errors(operation: dict[str, Any]) -> None:
+    responses = operation["responses"]
+    if "HTTPValidationError" in str(responses.get("422", "")):
+        del responses["422"]
+    statuses = {*_EVERYWHERE, *((413, 415) if "requestBody" in operation else ())}
+    for status in sorted(statuses):
+        responses.setdefault(str(status), _problem(status))
+    operation["responses"] = dict(sorted(responses.items()))
+
+
+def _problem(status: int) -> dict[str, Any]:
+    schema = {"$ref": _REF.format(model="Problem")}
+    return {"description": _REASONS[status], "content": {PROBLEM_TYPE: {"schema": schema}}}

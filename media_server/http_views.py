@@ -1,0 +1,197 @@
+"""From a job's row to the object that the API answers with; the one border between the store's types and HTTP's."""
+
+from typing import Any
+
+from media_server import http_objects as objects
+from media_server.errors import NotFound
+from media_server.ids import prefix_of
+from media_server.jobs import store
+from media_server.jobs.database import Database
+from media_server.jobs.spec import Job
+from media_server.jobs.states import Status
+
+# parameters that have a field of their own on the video object, or are of no concern to a caller
+_NOT_PARAMETERS = {
+    "fps",
+    "num_frames",
+    "seed",
+    "film",
+    "width",
+    "height",
+    "size",
+    "seconds",
+    "inputs",
+    "adjusted",
+    "model_hash",
+    "source",
+}
+
+
+def progress_fields(db: Database, job: Job) -> dict[str, Any]:
+    """Give the fields that each job object has."""
+    return {
+        "status": job.status,
+        "progress": int(job.progress),
+        "stage": job.stage,
+        "step": job.step,
+        "total_steps": job.total_steps,
+        "eta_s": job.eta_s,
+        "queue_position": _queue_position(db, job),
+        "attempt": job.attempt,
+        "max_attempts": job.max_attempts,
+        "is_cancel_requested": job.cancel_requested_at is not None,
+        "created_at": int(job.created_at),
+        "started_at": _whole(job.started_at),
+        "completed_at": _whole(job.completed_at),
+        "expires_at": _whole(job.expires_at),
+        "gpu_seconds": job.gpu_seconds,
+        "peak_memory_bytes": job.peak_memory_bytes,
+        "error": failure_of(job),
+        "metadata": job.metadata,
+        "label": job.label,
+    }
+
+
+def video_object(db: Database, job: Job) -> objects.Video:
+    """Describe a clip."""
+    params = job.params
+    is_made = job.status is Status.COMPLETED
+    # an extension's file begins with the clip that it continues
+    source = params.get("source") or {}
+    num_frames = params["num_frames"] + source.get("num_frames", 0)
+    return objects.Video(
+        id=job.id,
+        object="video",
+        model=job.model or "",
+        prompt=job.prompts.get("prompt"),
+        seconds=f"{num_frames / params['fps']:g}",
+        size=f"{params['width']}x{params['height']}",
+        remixed_from_video_id=job.remixed_from_id,
+        extended_from_video_id=source.get("id"),
+        fps=params["fps"],
+        num_frames=num_frames,
+        seed=params["seed"],
+        parent_id=job.parent_id,
+        film_id=film_id_of(job),
+        adjustments=params.get("adjusted", []),
+        parameters={name: value for name, value in params.items() if name not in _NOT_PARAMETERS},
+        report=job.result,
+        content_url=f"/v1/videos/{job.id}/content" if is_made else None,
+        manifest_url=f"/v1/videos/{job.id}/content?variant=manifest" if is_made else None,
+        **progress_fields(db, job),
+    )
+
+
+def film_object(db: Database, job: Job, children: list[Job]) -> objects.Film:
+    """Describe a film; `children` are its jobs, in order."""
+    params = job.params
+    return objects.Film(
+        id=job.id,
+        object="film",
+        model=job.model,
+        idea=job.prompts.get("idea"),
+        seconds=params["seconds"],
+        num_frames=params["num_frames"],
+        shots=params["shots"],
+        style=params["style"],
+        size=params["size"],
+        fps=params["fps"],
+        seed=params["seed"],
+        storyboard=_storyboard(job, children),
+        children=[child_object(child) for child in children],
+        report=job.result and {name: value for name, value in job.result.items() if name != "storyboard"},
+        content_url=f"/v1/films/{job.id}/content" if job.status is Status.COMPLETED else None,
+        **progress_fields(db, job),
+    )
+
+
+def job_object(db: Database, job: Job) -> objects.Job:
+    """Describe a job of any kind."""
+    return objects.Job(
+        id=job.id,
+        object="job",
+        kind=job.kind,
+        model=job.model,
+        pool=job.pool,
+        priority=job.priority,
+        parent_id=job.parent_id,
+        root_id=job.root_id,
+        url=url_of(job),
+        events_url=f"/v1/jobs/{job.id}/events",
+        **progress_fields(db, job),
+    )
+
+
+def child_object(job: Job) -> objects.Child:
+    """Describe a job of a film in short."""
+    film = job.params.get("film") or {}
+    return objects.Child(
+        id=job.id,
+        kind=job.kind,
+        status=job.status,
+        progress=int(job.progress),
+        stage=job.stage,
+        shot=film.get("shot"),
+        retry=film.get("retry"),
+        error=failure_of(job),
+        url=url_of(job),
+    )
+
+
+def failure_of(job: Job) -> objects.JobFailure | None:
+    """Say why a job failed, if it did."""
+    if job.error_code is None:
+        return None
+    return objects.JobFailure(code=job.error_code, message=job.error_message or "")
+
+
+def film_id_of(job: Job) -> str | None:
+    """Name the film that a job belongs to, if it does."""
+    return job.root_id if job.root_id != job.id and prefix_of(job.root_id) == "film" else None
+
+
+def url_of(job: Job) -> str:
+    """Name the resource that answers for a job as what it is."""
+    collection = {"video": "videos", "film": "films"}.get(job.kind, "jobs")
+    return f"/v1/{collection}/{job.id}"
+
+
+def list_page(items: list[Any], has_more: bool) -> dict[str, Any]:
+    """Make the fields of a page; each item has an `id`."""
+    return {
+        "object": "list",
+        "data": items,
+        "first_id": items[0].id if items else None,
+        "last_id": items[-1].id if items else None,
+        "has_more": has_more,
+    }
+
+
+def poll_after_ms(status: Status, eta_s: float | None) -> str:
+    """Advise a poller: often when the end is near, seldom when it is far.
+
+    The openai package reads this from the first answer only and keeps to it, so it stays short.
+    """
+    if status.is_terminal:
+        return "1000"
+    return str(min(2000, max(250, int((eta_s if eta_s is not None else 5.0) * 100))))
+
+
+def _storyboard(film: Job, children: list[Job]) -> dict[str, Any] | None:
+    made = next((child.result for child in children if child.kind == "storyboard" and child.result), None)
+    return (made or film.result or {}).get("storyboard")
+
+
+def _queue_position(db: Database, job: Job) -> int | None:
+    # nobody claims a film: its children wait, each in its own queue
+    if job.status is not Status.QUEUED or job.kind == "film":
+        return None
+    try:
+        return store.queue_position(db, job.id)
+    except NotFound:
+        # deleted between two looks
+        return None
+
+
+def _whole(time: float | None) -> int | None:
+    return None if time is None else int(time)

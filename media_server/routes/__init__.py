@@ -1,0 +1,1 @@
+"""The API's resources, one file each; every file exposes `router`."""

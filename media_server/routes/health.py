@@ -1,0 +1,86 @@
+"""/health: whether the process lives, and whether the service can take work; `ready` says what is missing."""
+
+import asyncio
+from collections.abc import Awaitable
+
+import redis.asyncio
+from fastapi import APIRouter
+from redis.exceptions import RedisError
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from media_server import http_objects as objects
+from media_server.errors import NotReady, SchemaVersionError
+from media_server.http_errors import ProblemResponse
+from media_server.http_openapi import errors
+from media_server.jobs.database import Database
+from media_server.models.registry import Published, list_cards
+from media_server.settings import ModelEntry, Settings
+
+router = APIRouter(prefix="/health", tags=["health"])
+
+_TIMEOUT_S = 5.0
+
+
+@router.get("/live", response_model=objects.Health, summary="Is the process alive")
+async def live() -> objects.Health:
+    """Answer, which is all that a living process can do."""
+    return objects.Health(status="ok", parts=[])
+
+
+@router.get("/ready", response_model=objects.Health, summary="Can the service take work", responses=errors(503))
+async def ready(request: Request) -> Response:
+    """Say of each part whether it is up; 503 with the missing ones if one is not."""
+    settings: Settings = request.app.state.settings
+    found = await asyncio.gather(
+        _in_time("broker", _broker(request.app.state.redis)),
+        _in_time("database", run_in_threadpool(_database, request.app.state.db, settings)),
+    )
+    parts = [part for group in found for part in group]
+    missing = [part for part in parts if not part.is_ready]
+    listed = [part.model_dump() for part in parts]
+    if not missing:
+        return JSONResponse({"status": "ok", "parts": listed})
+    error = NotReady("Not ready: " + "; ".join(f"{part.name}: {part.detail}" for part in missing) + ".")
+    return ProblemResponse({**error.to_body(), "parts": listed}, status_code=503, headers={"retry-after": "2"})
+
+
+async def _in_time(name: str, check: Awaitable[list[objects.Part]]) -> list[objects.Part]:
+    try:
+        return await asyncio.wait_for(check, _TIMEOUT_S)
+    except TimeoutError:
+        return [objects.Part(name=name, is_ready=False, detail=f"no answer within {_TIMEOUT_S:g} s")]
+
+
+async def _broker(client: redis.asyncio.Redis) -> list[objects.Part]:
+    try:
+        await client.ping()
+    except (RedisError, OSError):
+        return [objects.Part(name="broker", is_ready=False, detail="does not answer")]
+    return [objects.Part(name="broker", is_ready=True, detail="answers")]
+
+
+def _database(db: Database, settings: Settings) -> list[objects.Part]:
+    try:
+        cards = {found.card.name: found for found in list_cards(db)}
+    except SchemaVersionError as error:
+        return [objects.Part(name="migrations", is_ready=False, detail=error.message.rstrip("."))]
+    except SQLAlchemyError:
+        return [objects.Part(name="database", is_ready=False, detail="does not answer")]
+    return [
+        objects.Part(name="migrations", is_ready=True, detail="up to date"),
+        *(_model(entry, cards.get(entry.name)) for entry in settings.models),
+    ]
+
+
+def _model(entry: ModelEntry, found: Published | None) -> objects.Part:
+    """Say whether a worker carries a model: a video worker its pool's, an engine (or its stand-in) a text model."""
+    noun = "engine" if entry.kind == "text" else "worker"
+    name = f"{noun} {entry.name}"
+    if found is None:
+        return objects.Part(name=name, is_ready=False, detail=f"no {noun} of pool {entry.pool_name} has loaded it yet")
+    if not found.is_live:
+        return objects.Part(name=name, is_ready=False, detail=f"no {noun} of pool {entry.pool_name} was seen lately")
+    return objects.Part(name=name, is_ready=True, detail=f"{found.workers} of pool {entry.pool_name}")
