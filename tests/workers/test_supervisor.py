@@ -1,0 +1,114 @@
+"""The supervisor's plan: which processes, on which devices, with how many threads, behind which socket."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from media_server.errors import ConfigurationError
+from media_server.jobs import store
+from media_server.jobs.claims import claim_next
+from media_server.jobs.database import migrate, open_database
+from media_server.jobs.spec import JobSpec
+from media_server.settings import ModelEntry, Settings
+from workers import supervisor
+from workers.leases import end_leases_of_the_dead, worker_id
+from workers.supervisor import open_listener, plan_children, service_url, share_cores
+
+
+def argument(command: tuple[str, ...], name: str) -> str:
+    return command[command.index(name) + 1]
+
+
+def test_a_machine_without_gpu_runs_one_of_each(tmp_path: Path) -> None:
+    children = plan_children(Settings(data_dir=tmp_path, gpus=()), 7)
+    names = [child.name for child in children]
+    assert names == ["valkey", "api", "video-0", "engine-0", "storyboards", "media", "deliveries", "sweeper"]
+    by_name = {child.name: child for child in children}
+    assert by_name["api"].pass_fds == (7,) and argument(by_name["api"].command, "--fd") == "7"
+    assert argument(by_name["video-0"].command, "--device") == "cpu"
+    assert {name for name, child in by_name.items() if child.has_leases} == {"video-0", "storyboards", "media"}
+
+
+def test_one_video_worker_a_gpu_each_on_its_pool(tmp_path: Path) -> None:
+    children = plan_children(Settings(data_dir=tmp_path, gpus=(0, 2), gpu_pools={2: "wan-14b"}), 7)
+    videos = [child.command for child in children if child.name.startswith("video-")]
+    assert [(argument(c, "--device"), argument(c, "--pool")) for c in videos] == [
+        ("cuda:0", "video"),
+        ("cuda:2", "wan-14b"),
+    ]
+
+
+def test_what_lives_elsewhere_is_not_started(tmp_path: Path) -> None:
+    settings = Settings(
+        data_dir=tmp_path,
+        gpus=(),
+        broker_url="redis://elsewhere:6379",
+        engine_url="http://elsewhere:8001/v1",
+        models=(ModelEntry(name="m", kind="text"),),
+    )
+    names = [child.name for child in plan_children(settings, 7)]
+    assert names == ["api", "storyboards", "media", "deliveries", "sweeper"]
+
+
+def test_gpus_are_asked_for_only_when_the_settings_leave_them_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "find_gpus", lambda: (0, 1, 2))
+    for gpus, workers in ((None, 3), ((1,), 1)):
+        children = plan_children(Settings(data_dir=tmp_path, gpus=gpus), 7)
+        assert sum(child.name.startswith("video-") for child in children) == workers
+
+
+@pytest.mark.parametrize("cores", [1, 2, 4, 8, 16, 64])
+def test_video_and_text_do_not_fight_for_cores(cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    video, engine = share_cores(Settings(data_dir=tmp_path), is_cpu_only=True)
+    assert video >= 1 and engine >= 1
+    assert video + engine <= max(2, cores)
+    named = Settings(data_dir=tmp_path, video_threads=3, engine_threads=5)
+    assert share_cores(named, is_cpu_only=True) == (3, 5)
+
+
+def test_threads_reach_the_libraries(tmp_path: Path) -> None:
+    children = plan_children(Settings(data_dir=tmp_path, gpus=(), video_threads=3), 7)
+    by_name = {child.name: child for child in children}
+    assert by_name["video-0"].extra_env["OMP_NUM_THREADS"] == argument(by_name["video-0"].command, "--threads") == "3"
+    assert by_name["api"].extra_env["OMP_NUM_THREADS"] == "1"
+
+
+def test_a_port_that_is_taken_is_refused_with_its_number() -> None:
+    with open_listener("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"Port {port} on 127.0.0.1 is in use"):
+            open_listener("127.0.0.1", port)
+        # the socket listens already: whoever connects before the API is up waits, and is not refused
+        socket.create_connection(("127.0.0.1", port), timeout=2).close()
+    with pytest.raises(ConfigurationError, match="cannot be listened on"):
+        open_listener("no-such-host.invalid", 1)
+
+
+def test_address_for_this_machine(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path, port=8123)
+    assert service_url(settings) == "http://127.0.0.1:8123"
+    assert service_url(settings.model_copy(update={"host": "0.0.0.0"})) == "http://127.0.0.1:8123"
+    assert service_url(settings.model_copy(update={"host": "::"})) == "http://[::1]:8123"
+
+
+def test_leases_of_dead_processes_of_this_machine_end(tmp_path: Path) -> None:
+    db = open_database(f"sqlite:///{tmp_path / 'db'}")
+    migrate(db)
+    # no process has a number beyond the kernel's limit of 2^22
+    owners = {
+        "dead": worker_id("video-0", 2**22 + 1),
+        "alive": worker_id("video-0"),
+        "elsewhere": "video-0@elsewhere:1",
+    }
+    for pool, owner in owners.items():
+        store.submit(db, JobSpec(kind="video", pool=pool))
+        assert claim_next(db, pool, owner, 600.0) is not None
+    assert end_leases_of_the_dead(db) == 1
+    assert claim_next(db, "dead", "next", 600.0) is not None
+    assert claim_next(db, "alive", "next", 600.0) is None
+    assert claim_next(db, "elsewhere", "next", 600.0) is None
+    db.close()
