@@ -8,13 +8,13 @@ Invariants: a scene is a function of (seed, split) alone, on every Python; the s
 the middle of a thing stays inside the frame for ever, at no more than a tenth of the frame a frame.
 """
 
-import hashlib
 import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from video.tiny.held_out import HELD_OUT, HeldOut
 from video.tiny.vocabulary import (
     AT_HOME,
     BACKDROPS,
@@ -38,6 +38,7 @@ GROUND = {"day": 0.84, "night": 0.84, "sea": 0.76, "snow": 0.86, "rain": 0.86, "
 IN_THE_SKY = ("sun", "moon", "bird", "star")
 
 T = TypeVar("T")
+_HELD_OUT = frozenset(HELD_OUT)
 
 SPEED = 0.30  # frame widths (or heights) a second
 SPIN = 0.30  # turns a second, clockwise
@@ -49,14 +50,6 @@ PAIR_SHARE = 0.25  # of scenes have two things
 PLAIN_SHARE = 0.40  # of scenes have a plain backdrop
 CAMERA_SHARE = 0.30  # of single-thing scenes before a scenic backdrop have a moving camera
 CAMERA_MOTIONS = {"pan": ("still", "spinning", "bouncing", "up", "down"), "zoom": ("still", "spinning")}
-
-# Pairs that a newcomer types first are never held out.
-NATURAL = {
-    ("ball", "bouncing"), ("ball", "red"), ("ball", "blue"), ("car", "red"), ("boat", "white"), ("tree", "green"),
-    ("sun", "yellow"), ("moon", "white"), ("moon", "yellow"), ("star", "yellow"), ("house", "red"), ("bird", "blue"),
-    ("star", "spinning"), ("house", "still"), ("tree", "still"), ("bird", "right"), ("bird", "left"), ("car", "left"),
-    ("car", "right"), ("boat", "left"), ("boat", "right"), ("sun", "up"), ("sun", "down"),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -118,9 +111,10 @@ def sample_scene(seed: int, split: str) -> Scene:
     if seed < 0:
         raise ValueError(f"seed: must be at least 0, got {seed}")
     rng = random.Random(f"tiny world {split} {seed}")
-    wanted: tuple[str, str] | None = None
+    wanted: HeldOut | None = None
     if split == "unseen":
-        wanted = pick(rng, pick(rng, (HELD_OUT_COLORS, HELD_OUT_COLORS, HELD_OUT_MOTIONS, HELD_OUT_BACKDROPS)))
+        aspect = pick(rng, ("color", "color", "motion", "backdrop"))
+        wanted = pick(rng, [pair for pair in HELD_OUT if pair.aspect == aspect])
     while True:
         scene = _draw_words(rng, wanted, seed)
         if scene is not None and is_held_out(scene) == (split == "unseen"):
@@ -129,11 +123,16 @@ def sample_scene(seed: int, split: str) -> Scene:
 
 def is_held_out(scene: Scene) -> bool:
     """Whether a scene holds a pair that training never draws."""
-    return any(
-        pair in HELD_OUT
-        for thing in scene.things
-        for pair in ((thing.kind, thing.color), (thing.kind, thing.motion), (thing.kind, scene.backdrop))
-    )
+    return bool(held_out_pairs(scene))
+
+
+def held_out_pairs(scene: Scene) -> list[HeldOut]:
+    """List the held-out pairs of a scene."""
+    pairs = []
+    for thing in scene.things:
+        pairs += [HeldOut(thing.kind, "color", thing.color), HeldOut(thing.kind, "motion", thing.motion)]
+        pairs.append(HeldOut(thing.kind, "backdrop", scene.backdrop))
+    return [pair for pair in pairs if pair in _HELD_OUT]
 
 
 def compose(
@@ -164,7 +163,7 @@ def pick(rng: random.Random, options: Sequence[T]) -> T:
     return options[int(rng.random() * len(options))]
 
 
-def _draw_words(rng: random.Random, wanted: tuple[str, str] | None, seed: int) -> Scene | None:
+def _draw_words(rng: random.Random, wanted: HeldOut | None, seed: int) -> Scene | None:
     """Draw the words of a scene whose first thing holds the wanted pair; None where they do not go together."""
     kinds = [pick(rng, KINDS)]
     relation = None
@@ -172,12 +171,12 @@ def _draw_words(rng: random.Random, wanted: tuple[str, str] | None, seed: int) -
         kinds.append(pick(rng, KINDS))
         relation = pick(rng, RELATIONS)
     if wanted is not None:
-        kinds[0] = wanted[0]
+        kinds[0] = wanted.kind
     is_plain, at_home = rng.random() < PLAIN_SHARE, rng.random() < 0.3
     scenes = AT_HOME.get(kinds[0], SCENES) if at_home else SCENES
     backdrop = pick(rng, PLAINS if is_plain else scenes)
-    if wanted is not None and wanted[1] in BACKDROPS and wanted in HELD_OUT_BACKDROPS:
-        backdrop = wanted[1]
+    if wanted is not None and wanted.aspect == "backdrop":
+        backdrop = wanted.word
     camera = "none"
     if relation is None and backdrop in SCENES and rng.random() < CAMERA_SHARE:
         camera = pick(rng, CAMERAS[1:])
@@ -185,8 +184,8 @@ def _draw_words(rng: random.Random, wanted: tuple[str, str] | None, seed: int) -
     for index, kind in enumerate(kinds):
         color, motion = pick(rng, COLORS), _draw_motion(rng, camera, relation, index)
         if index == 0 and wanted is not None:
-            color = wanted[1] if wanted in HELD_OUT_COLORS else color
-            motion = wanted[1] if wanted in HELD_OUT_MOTIONS else motion
+            color = wanted.word if wanted.aspect == "color" else color
+            motion = wanted.word if wanted.aspect == "motion" else motion
         words.append((kind, color, _draw_size(rng, motion, camera, relation), motion))
     if any(color in HIDDEN_ON[backdrop] for _, color, _, _ in words) or len({word[1] for word in words}) < len(words):
         return None
@@ -281,26 +280,3 @@ def _pair_position(rng: random.Random, scene: Scene, index: int) -> tuple[float,
 
 def _between(rng: random.Random, low: float, high: float) -> float:
     return low + (high - low) * rng.random()
-
-
-def _hold_out(others: tuple[str, ...], share: float, per_kind: int, per_other: int) -> frozenset[tuple[str, str]]:
-    """Choose pairs (kind, other) by the order of their SHA-256, evenly over kinds and over the others."""
-    pairs = [(kind, other) for kind in KINDS for other in others]
-    pairs.sort(key=lambda pair: hashlib.sha256(" ".join(pair).encode()).digest())
-    held: list[tuple[str, str]] = []
-    for pair in pairs:
-        is_natural = pair in NATURAL or pair[1] in AT_HOME.get(pair[0], ())
-        is_full = sum(pair[0] == kind for kind, _ in held) >= per_kind
-        is_full = is_full or sum(pair[1] == other for _, other in held) >= per_other
-        if len(held) < round(share * len(pairs)) and not (is_natural or is_full):
-            held.append(pair)
-    return frozenset(held)
-
-
-_COLORS, _MOTIONS, _BACKDROPS = (
-    _hold_out(COLORS, 0.11, per_kind=2, per_other=2),
-    _hold_out(MOTIONS, 0.07, per_kind=1, per_other=1),
-    _hold_out(BACKDROPS, 0.06, per_kind=1, per_other=1),
-)
-HELD_OUT_COLORS, HELD_OUT_MOTIONS, HELD_OUT_BACKDROPS = sorted(_COLORS), sorted(_MOTIONS), sorted(_BACKDROPS)
-HELD_OUT = _COLORS | _MOTIONS | _BACKDROPS
