@@ -11,8 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from kernels.attention import AttentionConfig, attention_reference, attention_triton
 from kernels.block_sparse_attention import (
     BlockSparseConfig,
-    block_scores,
     block_sparse_attention_triton,
+    pool_blocks_triton,
     select_blocks,
 )
 from kernels.paged_attention import PagedConfig, paged_attention_reference, paged_attention_triton
@@ -33,11 +33,11 @@ SAMPLED_ROWS = 128
 
 @dataclass(frozen=True)
 class Case:
-    """Hold one check; on a CPU device `make` gives tensors without contents, for compilation."""
+    """Hold one check; `make(device, filled)` gives tensors, without contents where filled is False, for compilation."""
 
     name: str
     shape: str
-    make: Callable[[torch.device], Inputs]
+    make: Callable[[torch.device, bool], Inputs]
     launch: Callable[[Inputs, Any], Any]
     configs: tuple[Any, ...]
     reference: Callable[[Inputs], torch.Tensor]
@@ -54,10 +54,10 @@ def error_of(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got - want).norm() / want.norm()) if bool(got.isfinite().all()) else float("inf")
 
 
-def _randn(*shape: int, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    if device.type == "cpu":
-        return torch.empty(shape, dtype=dtype)
-    return torch.randn(shape, device=device, dtype=torch.float32).to(dtype)
+def _randn(*shape: int, device: torch.device, filled: bool) -> torch.Tensor:
+    if not filled:
+        return torch.empty(shape, dtype=torch.bfloat16, device=device)
+    return torch.randn(shape, device=device).to(torch.bfloat16)
 
 
 def _sdpa(backend: SDPBackend, causal: bool) -> Callable[[Inputs], torch.Tensor]:
@@ -69,12 +69,12 @@ def _sdpa(backend: SDPBackend, causal: bool) -> Callable[[Inputs], torch.Tensor]
     return run
 
 
-def _dense(
+def dense_case(
     name: str, batch: int, heads: int, kv_heads: int, n: int, head_dim: int, causal: bool, configs: tuple[Any, ...]
 ) -> Case:
-    def make(device: torch.device) -> Inputs:
-        q = _randn(batch, heads, n, head_dim, device=device)
-        k, v = (_randn(batch, kv_heads, n, head_dim, device=device) for _ in range(2))
+    def make(device: torch.device, filled: bool) -> Inputs:
+        q = _randn(batch, heads, n, head_dim, device=device, filled=filled)
+        k, v = (_randn(batch, kv_heads, n, head_dim, device=device, filled=filled) for _ in range(2))
         rows = torch.randint(0, n, (SAMPLED_ROWS,), device=device).sort().values
         rows[0], rows[-1] = 0, n - 1
         return {"q": q, "k": k, "v": v, "rows": rows}
@@ -95,16 +95,16 @@ def _dense(
         2.0 * batch * n * head_dim * (2 * heads + 2 * kv_heads))
 
 
-def _sparse(name: str, block: int, density: float, configs: tuple[Any, ...]) -> Case:
-    heads, n, head_dim = WAN_HEADS, WAN_480P_TOKENS, 128
+def sparse_case(name: str, heads: int, n: int, block: int, density: float, configs: tuple[Any, ...]) -> Case:
+    head_dim = 128
     blocks = -(-n // block)
     chosen = round(blocks * density)
 
-    def make(device: torch.device) -> Inputs:
-        q, k, v = (_randn(1, heads, n, head_dim, device=device) for _ in range(3))
-        if device.type == "cpu":
-            indices = torch.empty(1, heads, blocks, chosen, dtype=torch.int32)
-            counts = torch.empty(1, heads, blocks, dtype=torch.int32)
+    def make(device: torch.device, filled: bool) -> Inputs:
+        q, k, v = (_randn(1, heads, n, head_dim, device=device, filled=filled) for _ in range(3))
+        if not filled:
+            indices = torch.empty(1, heads, blocks, chosen, dtype=torch.int32, device=device)
+            counts = torch.empty(1, heads, blocks, dtype=torch.int32, device=device)
         else:
             forced = torch.zeros(blocks, dtype=torch.bool, device=device)
             forced[-1] = True  # the ragged last block in every list
@@ -137,75 +137,71 @@ def _sparse(name: str, block: int, density: float, configs: tuple[Any, ...]) -> 
         configs, reference, picked, {}, 4.0 * heads * n * chosen * block * head_dim, 2.0 * n * head_dim * 4 * heads)
 
 
-def _select(name: str, block: int) -> Case:
-    def make(device: torch.device) -> Inputs:
-        return {n: _randn(1, WAN_HEADS, WAN_480P_TOKENS, 128, device=device) for n in ("q", "k")}
+def select_case(name: str, heads: int, n: int, block: int) -> Case:
+    def make(device: torch.device, filled: bool) -> Inputs:
+        return {name: _randn(1, heads, n, 128, device=device, filled=filled) for name in ("q", "k")}
 
     def launch(x: Inputs, c: Any) -> Any:
-        if x["q"].device.type == "cpu":
-            from kernels.block_sparse_attention import pool_blocks_triton
-
-            return pool_blocks_triton(x["q"], block)
-        scores = block_scores(x["q"], x["k"], block_q=block, block_k=block)
+        scores = pool_blocks_triton(x["q"], block) @ pool_blocks_triton(x["k"], block).transpose(-1, -2)
         return scores, *select_blocks(scores, scores.shape[-1] // 8)
 
     def reference(x: Inputs) -> torch.Tensor:
-        n, blocks = WAN_480P_TOKENS, -(-WAN_480P_TOKENS // block)
+        blocks = -(-n // block)
         sizes = (n - torch.arange(blocks, device=x["q"].device) * block).clamp(max=block)[:, None]
         q, k = (F.pad(x[t], (0, 0, 0, blocks * block - n)).unflatten(2, (blocks, block)).sum(3, dtype=torch.float64)
                 / sizes for t in ("q", "k"))
         return q @ k.transpose(-1, -2)
 
-    return Case(name, f"H{WAN_HEADS} N{WAN_480P_TOKENS} D128 blocks of {block}", make, launch, (None,), reference,
-                lambda x, out: out[0], {}, 0.0, 2.0 * 2 * WAN_HEADS * WAN_480P_TOKENS * 128)
+    return Case(name, f"H{heads} N{n} D128 blocks of {block}", make, launch, (None,), reference,
+                lambda x, out: out[0], {}, 0.0, 2.0 * 2 * heads * n * 128)
 
 
-def _decode(name: str, batch: int, context: int, page: int, configs: tuple[Any, ...]) -> Case:
+def decode_case(name: str, batch: int, context: int, page: int, configs: tuple[Any, ...]) -> Case:
     heads, kv_heads, head_dim = 32, 8, 128
     pages = context // page
 
-    def make(device: torch.device) -> Inputs:
-        k, v = (_randn(batch * pages, page, kv_heads, head_dim, device=device) for _ in range(2))
+    def make(device: torch.device, filled: bool) -> Inputs:
+        k, v = (_randn(batch * pages, page, kv_heads, head_dim, device=device, filled=filled) for _ in range(2))
         table = torch.randperm(batch * pages, device=device).view(batch, pages).int()
         lengths = torch.full((batch,), context, dtype=torch.int32, device=device)
-        return {"q": _randn(batch, heads, head_dim, device=device), "k": k, "v": v, "table": table, "lengths": lengths}
+        q = _randn(batch, heads, head_dim, device=device, filled=filled)
+        # the same keys in the order that torch wants, no pages: a bound for what torch could do
+        dense_k, dense_v = (x[table].view(batch, context, kv_heads, head_dim).transpose(1, 2) if filled else x
+                            for x in (k, v))
+        return {"q": q, "k": k, "v": v, "table": table, "lengths": lengths, "dense_k": dense_k, "dense_v": dense_v}
 
     def reference(x: Inputs) -> torch.Tensor:
         return paged_attention_reference(x["q"][:2].double(), x["k"], x["v"], x["table"][:2], x["lengths"][:2],
                                          scale=head_dim**-0.5, window=None)
 
     def contiguous_sdpa(x: Inputs) -> torch.Tensor:
-        # the same bytes in the order that torch wants, no pages: a bound for what torch could do
-        k, v = (x[n].view(batch, context, kv_heads, head_dim).transpose(1, 2) for n in ("k", "v"))
-        return F.scaled_dot_product_attention(x["q"][:, :, None], k, v, enable_gqa=True)
+        return F.scaled_dot_product_attention(x["q"][:, :, None], x["dense_k"], x["dense_v"], enable_gqa=True).squeeze(2)
 
-    case = Case(
+    return Case(
         name, f"B{batch} H{heads}/{kv_heads} D{head_dim} context {context} page {page}", make,
         lambda x, c: paged_attention_triton(x["q"], x["k"], x["v"], x["table"], x["lengths"], scale=head_dim**-0.5,
                                             window=None, config=c),
-        configs, reference, lambda x, out: out[:2], {}, 4.0 * batch * heads * context * head_dim,
+        configs, reference, lambda x, out: out[:2], {"sdpa contiguous": contiguous_sdpa}, 4.0 * batch * heads * context * head_dim,
         4.0 * batch * context * kv_heads * head_dim, lambda x: [x, {**x, "q": x["q"].clone()}])
-    case.peers["sdpa contiguous"] = lambda x: contiguous_sdpa(x).squeeze(2)
-    return case
 
 
-def _nvfp4_inputs(m: int, n: int, k: int, copies: int, device: torch.device) -> Inputs:
-    if device.type == "cpu":
+def _nvfp4_inputs(m: int, n: int, k: int, copies: int, device: torch.device, filled: bool) -> Inputs:
+    if not filled:
         weight = NVFP4Tensor(torch.empty(n, k // 2, dtype=torch.uint8), torch.empty(n, k // 16).to(torch.float8_e4m3fn),
                              torch.ones(()))
         return {"x": torch.empty(m, k, dtype=torch.bfloat16), "weights": [weight]}
     weights = [quantize_nvfp4(torch.randn(n, k, device=device)) for _ in range(copies)]
-    return {"x": _randn(m, k, device=device), "weights": weights,
+    return {"x": _randn(m, k, device=device, filled=True), "weights": weights,
             "dense": [dequantize_nvfp4(w, torch.bfloat16) for w in weights]}
 
 
-def _nvfp4(name: str, m: int, n: int, k: int, copies: int, configs: tuple[Any, ...]) -> Case:
+def nvfp4_case(name: str, m: int, n: int, k: int, copies: int, configs: tuple[Any, ...]) -> Case:
     def launch(x: Inputs, c: Any) -> torch.Tensor:
         kind = "gemv" if isinstance(c, GemvConfig) else "gemm"
         return nvfp4_linear_triton(x["x"], x["weights"][0], **{kind: c})
 
     return Case(
-        name, f"M{m} N{n} K{k}", lambda device: _nvfp4_inputs(m, n, k, copies, device), launch, configs,
+        name, f"M{m} N{n} K{k}", lambda device, filled: _nvfp4_inputs(m, n, k, copies, device, filled), launch, configs,
         lambda x: x["x"][:256].double() @ dequantize_nvfp4(x["weights"][0], torch.float64).t(),
         lambda x, out: out[:256], {"bf16 linear": lambda x: F.linear(x["x"], x["dense"][0])}, 2.0 * m * n * k,
         n * k * 0.5625 + 2.0 * m * (n + k),
@@ -213,9 +209,10 @@ def _nvfp4(name: str, m: int, n: int, k: int, copies: int, configs: tuple[Any, .
                    for w, d in zip(x["weights"], x["dense"], strict=True)])
 
 
-def _norm(name: str, rows: int, width: int) -> Case:
-    def make(device: torch.device) -> Inputs:
-        return {"x": _randn(rows, width, device=device), "weight": _randn(width, device=device)}
+def norm_case(name: str, rows: int, width: int) -> Case:
+    def make(device: torch.device, filled: bool) -> Inputs:
+        return {"x": _randn(rows, width, device=device, filled=filled),
+                "weight": _randn(width, device=device, filled=filled)}
 
     return Case(
         name, f"{rows} x {width}", make, lambda x, c: rms_norm_triton(x["x"], x["weight"], None, 1e-6)[0], (None,),
@@ -225,29 +222,30 @@ def _norm(name: str, rows: int, width: int) -> Case:
 
 
 CASES: tuple[Case, ...] = (
-    _dense("dense Wan 480p", 1, WAN_HEADS, WAN_HEADS, WAN_480P_TOKENS, 128, False, (
+    dense_case("dense Wan 480p", 1, WAN_HEADS, WAN_HEADS, WAN_480P_TOKENS, 128, False, (
         AttentionConfig(128, 128, 8, 2, True), AttentionConfig(128, 64, 8, 3, True),
         AttentionConfig(64, 128, 4, 2, True), AttentionConfig(128, 128, 8, 3, True),
         AttentionConfig(128, 64, 8, 3, False))),
-    _sparse("sparse Wan 480p, 128", 128, 0.125, (
+    sparse_case("sparse Wan 480p, 128", WAN_HEADS, WAN_480P_TOKENS, 128, 0.125, (
         BlockSparseConfig(128, 8, 2, True), BlockSparseConfig(64, 8, 3, True), BlockSparseConfig(64, 8, 2, False))),
-    _sparse("sparse Wan 480p, 64", 64, 0.125, (
+    sparse_case("sparse Wan 480p, 64", WAN_HEADS, WAN_480P_TOKENS, 64, 0.125, (
         BlockSparseConfig(64, 4, 2, True), BlockSparseConfig(64, 4, 3, True), BlockSparseConfig(64, 4, 3, False))),
-    _decode("decode B64, page 64", 64, 4096, 64, (
-        PagedConfig(64, 4, 3, 4), PagedConfig(64, 4, 2, 8), PagedConfig(128, 8, 2, 4), PagedConfig(64, 4, 4, 2))),
-    _nvfp4("NVFP4 GEMV 14336x4096", 1, 14336, 4096, 8, (
-        GemvConfig(8, 512, 4, 3), GemvConfig(4, 1024, 4, 3), GemvConfig(16, 512, 4, 3),
-        GemmConfig(16, 32, 256, 4, 4), GemmConfig(16, 64, 128, 4, 4))),
-    _norm("RMS norm 32760x1536", WAN_480P_TOKENS, 1536),
-    _norm("RMS norm 32760x4096", WAN_480P_TOKENS, 4096),
-    _decode("decode B1, page 16", 1, 32768, 16, (PagedConfig(64, 4, 3, 64), PagedConfig(64, 4, 3, 32))),
-    _nvfp4("NVFP4 GEMV 4096x4096", 1, 4096, 4096, 16, (GemvConfig(8, 512, 4, 3), GemvConfig(4, 1024, 4, 3))),
-    _nvfp4("NVFP4 GEMM M2048", 2048, 14336, 4096, 2, (
+    decode_case("decode B64, page 64", 64, 4096, 64, (
+        PagedConfig(64, 4, 5, 4), PagedConfig(64, 4, 3, 4), PagedConfig(64, 4, 5, 2), PagedConfig(128, 8, 2, 4))),
+    nvfp4_case("NVFP4 GEMV 14336x4096", 1, 14336, 4096, 8, (
+        GemvConfig(8, 2048, 4, 1), GemvConfig(4, 4096, 4, 1), GemvConfig(8, 4096, 8, 1), GemvConfig(4, 2048, 4, 1),
+        GemvConfig(8, 1024, 4, 1), GemvConfig(4, 1024, 2, 1), GemmConfig(16, 32, 256, 4, 4))),
+    norm_case("RMS norm 32760x1536", WAN_480P_TOKENS, 1536),
+    norm_case("RMS norm 32760x4096", WAN_480P_TOKENS, 4096),
+    decode_case("decode B1, page 16", 1, 32768, 16, (PagedConfig(64, 4, 5, 64), PagedConfig(64, 4, 3, 64))),
+    nvfp4_case("NVFP4 GEMV 4096x4096", 1, 4096, 4096, 16, (
+        GemvConfig(4, 4096, 4, 1), GemvConfig(4, 2048, 4, 1), GemvConfig(2, 4096, 4, 1))),
+    nvfp4_case("NVFP4 GEMM M2048", 2048, 14336, 4096, 2, (
         GemmConfig(128, 128, 64, 8, 3), GemmConfig(128, 256, 64, 8, 3))),
-    _nvfp4("NVFP4 M16", 16, 14336, 4096, 8, (GemmConfig(16, 64, 128, 4, 3), GemmConfig(16, 32, 256, 4, 4))),
-    _select("scores and top-k, 128", 128),
-    _dense("causal GQA 8192", 2, 32, 8, 8192, 128, True, (
+    nvfp4_case("NVFP4 M16", 16, 14336, 4096, 8, (GemmConfig(16, 64, 128, 4, 3), GemmConfig(16, 32, 256, 4, 4))),
+    select_case("scores and top-k, 128", WAN_HEADS, WAN_480P_TOKENS, 128),
+    dense_case("causal GQA 8192", 2, 32, 8, 8192, 128, True, (
         AttentionConfig(128, 128, 8, 2, True), AttentionConfig(128, 64, 8, 3, True))),
-    *(_dense(f"dense D{d} causal", 1, 8, 2, 4000, d, True, (AttentionConfig(128, 64, 8, 2, d in (64, 256)),))
+    *(dense_case(f"dense D{d} causal", 1, 8, 2, 4000, d, True, (AttentionConfig(128, 64, 8, 2, d in (64, 256)),))
       for d in (64, 80, 96, 256)),
 )

@@ -61,7 +61,7 @@ def _run(case: Case, device: torch.device, ceilings: dict[str, Any], deadline: f
     if time.monotonic() > deadline:
         return {"skipped": "budget"}
     started = time.monotonic()
-    inputs = case.make(device)
+    inputs = case.make(device, True)
     best: dict[str, Any] | None = None
     rows = []
     want = case.reference(inputs)
@@ -178,7 +178,7 @@ def _compile_one(name: str, index: int, arch: int) -> None:
 
     case = next(c for c in CASES if c.name == name)
     with dry_launches(arch):
-        case.launch(case.make(torch.device("cpu")), case.configs[index])
+        case.launch(case.make(torch.device("cpu"), False), case.configs[index])
 
 
 def _guarded(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:

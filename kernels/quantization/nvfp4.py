@@ -37,9 +37,9 @@ class GemvConfig:
     """Hold one way to launch the product with one token: weight rows and columns a step, warps, stages."""
 
     block_n: int = 8
-    block_k: int = 512
+    block_k: int = 2048
     num_warps: int = 4
-    num_stages: int = 3
+    num_stages: int = 1
 
 
 @dataclass(frozen=True)
@@ -96,41 +96,36 @@ def nvfp4_linear(x: torch.Tensor, weight: NVFP4Tensor) -> torch.Tensor:
 
 @triton.jit
 def _gemv_kernel(
-    x, codes, scales, global_scale, y, n, k, stride_x,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, X_TYPE: tl.constexpr,
+    x, codes, scales, global_scale, y, n, num_words, stride_x,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):
+    # a word is eight codes: half a block of one scale
     token = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    offs_g = tl.arange(0, BLOCK_K // 16)
-    offs_b = tl.arange(0, 8)
-    num_groups = k // 16
-    acc = tl.zeros([BLOCK_N, BLOCK_K // 16], dtype=tl.float32)
-    for start in tl.range(0, num_groups, BLOCK_K // 16):
-        groups = start + offs_g
-        is_group = groups < num_groups
-        mask = (rows < n)[:, None] & is_group[None, :]
-        code_rows = codes + rows[:, None, None] * (k // 2) + groups[None, :, None] * 8 + offs_b[None, None, :]
-        packed = tl.load(code_rows, mask=mask[:, :, None], other=0).to(tl.int32)
-        scale = tl.load(scales + rows[:, None] * num_groups + groups[None, :], mask=mask, other=0.0).to(tl.float32)
-        pairs = x + token * stride_x + groups[:, None] * 8 + offs_b[None, :]
-        if X_TYPE == "bf16":
-            pair = tl.load(pairs, mask=is_group[:, None], other=0)
-            even = (pair << 16).to(tl.float32, bitcast=True)
-            odd = (pair & -65536).to(tl.float32, bitcast=True)
-        elif X_TYPE == "fp16":
-            pair = tl.load(pairs, mask=is_group[:, None], other=0)
-            even = (pair & 65535).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-            odd = (pair >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-        else:
-            words = x + token * stride_x + groups[:, None] * 16 + offs_b[None, :] * 2
-            even = tl.load(words, mask=is_group[:, None], other=0.0)
-            odd = tl.load(words + 1, mask=is_group[:, None], other=0.0)
-        # codes placed at fp32's exponent are value · 2^-126; the activations and the end take 2^63 each
-        low = (((packed & 8) << 28) | ((packed & 7) << 22)).to(tl.float32, bitcast=True)
-        high = (((packed & 128) << 24) | ((packed & 112) << 18)).to(tl.float32, bitcast=True)
-        even = even * 9.223372036854775808e18
-        odd = odd * 9.223372036854775808e18
-        acc += tl.sum(low * even[None, :, :] + high * odd[None, :, :], 2) * scale
+    offs_w = tl.arange(0, BLOCK_K // 8)
+    acc = tl.zeros([BLOCK_N, BLOCK_K // 8], dtype=tl.float32)
+    for start in tl.range(0, num_words, BLOCK_K // 8):
+        words = start + offs_w
+        is_word = words < num_words
+        mask = (rows < n)[:, None] & is_word[None, :]
+        packed = tl.load(codes + rows[:, None] * num_words + words[None, :], mask=mask, other=0)
+        scale = tl.load(scales + rows[:, None] * (num_words // 2) + (words // 2)[None, :], mask=mask, other=0.0)
+        part = tl.zeros([BLOCK_N, BLOCK_K // 8], dtype=tl.float32)
+        for i in tl.static_range(4):
+            # codes i and i + 4 side by side, placed as two bf16 of value * 2^-126
+            if i < 2:
+                pair = ((packed << (12 - 4 * i)) & -2147450880) | ((packed << (6 - 4 * i)) & 29360576)
+            else:
+                pair = ((packed << (12 - 4 * i)) & -2147450880) | ((packed >> (4 * i - 6)) & 29360576)
+            low = (pair << 16).to(tl.float32, bitcast=True)
+            high = (pair & -65536).to(tl.float32, bitcast=True)
+            values = x + token * stride_x + words * 8 + i
+            x_low = tl.load(values, mask=is_word, other=0.0).to(tl.float32)
+            x_high = tl.load(values + 4, mask=is_word, other=0.0).to(tl.float32)
+            # 2^63 here and 2^63 at the end undo it, so that neither side leaves fp32's range
+            part += low * (x_low * 9.223372036854775808e18)[None, :]
+            part += high * (x_high * 9.223372036854775808e18)[None, :]
+        acc += part * scale.to(tl.float32)
     total = tl.sum(acc, 1) * 9.223372036854775808e18 * tl.load(global_scale)
     tl.store(y + token * n + rows, total.to(y.dtype.element_ty), mask=rows < n)
 
@@ -186,12 +181,9 @@ def nvfp4_linear_triton(
         return y
     if gemm is None and (m == 1 or gemv is not None):
         gemv = gemv or GemvConfig()
-        rows = rows.contiguous()
-        kind = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[x.dtype]
-        words = rows if kind == "fp32" else rows.view(torch.int32)
         _gemv_kernel[(triton.cdiv(n, gemv.block_n), m)](
-            words, weight.codes, weight.scales, weight.global_scale, y, n, k, words.stride(0),
-            BLOCK_N=gemv.block_n, BLOCK_K=gemv.block_k, X_TYPE=kind,
+            rows, weight.codes.view(torch.int32), weight.scales, weight.global_scale, y, n, k // 8, rows.stride(0),
+            BLOCK_N=gemv.block_n, BLOCK_K=gemv.block_k,
             num_warps=gemv.num_warps, num_stages=gemv.num_stages)
         return y
     gemm = gemm or default_gemm_config(m, x.dtype)
