@@ -206,7 +206,7 @@ def child_started(tx: Transaction, child: Job) -> None:
     """Note that a worker has claimed a child: with the first, the film is in progress."""
     assert child.parent_id is not None
     film = load(tx, child.parent_id, with_deleted=True)
-    if film.status is not Status.QUEUED:
+    if film.kind != "film" or film.status is not Status.QUEUED:
         return
     tx.conn.execute(
         jobs.update()
@@ -220,14 +220,14 @@ def child_started(tx: Transaction, child: Job) -> None:
 def child_progressed(tx: Transaction, film_id: str) -> None:
     """Carry a child's progress over to its film."""
     film = load(tx, film_id, with_deleted=True)
-    if film.status is Status.IN_PROGRESS:
+    if film.kind == "film" and film.status is Status.IN_PROGRESS:
         _show_progress(tx, film, _children(tx, film))
 
 
 def advance(tx: Transaction, film_id: str) -> None:
     """Do what comes next in a film, as its children's rows say; doing it twice does nothing more."""
     film = load(tx, film_id, with_deleted=True)
-    if film.status.is_terminal:
+    if film.kind != "film" or film.status.is_terminal:
         return
     children = _children(tx, film)
     if film.cancel_requested_at is not None:

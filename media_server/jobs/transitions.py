@@ -142,8 +142,7 @@ def discard(tx: Transaction, prefix: str, *, delay_s: float = 0.0) -> None:
 
 def _discard_attempts(tx: Transaction, job: Job) -> None:
     """Hand over the files of every attempt that did not win; its checkpoints are needed by nobody now."""
-    for attempt, outcome in tx.conn.execute(
-        sa.select(attempts.c.attempt, attempts.c.outcome).where(attempts.c.job_id == job.id)
-    ).tuples():
-        if attempt != job.winning_attempt:
-            discard(tx, f"{job.id}/{attempt}/", delay_s=STRAGGLER_S if outcome == "lost" else 0.0)
+    query = sa.select(attempts.c.attempt, attempts.c.outcome).where(attempts.c.job_id == job.id)
+    for row in tx.conn.execute(query).all():
+        if row.attempt != job.winning_attempt:
+            discard(tx, f"{job.id}/{row.attempt}/", delay_s=STRAGGLER_S if row.outcome == "lost" else 0.0)

@@ -1,6 +1,7 @@
 """What the front's tests share: a model card, and databases (PostgreSQL too, by MEDIA_SERVER_TEST_POSTGRES_URL)."""
 
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,9 +39,21 @@ def rings() -> list[str]:
     return []
 
 
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty, migrated SQLite database, to be copied."""
+    path = tmp_path_factory.mktemp("migrated") / "jobs.db"
+    opened = open_database(f"sqlite:///{path}")
+    migrate(opened)
+    opened.close()
+    return path
+
+
 @pytest.fixture
-def db(database_url: str, rings: list[str]) -> Iterator[Database]:
+def db(database_url: str, migrated_file: Path, rings: list[str]) -> Iterator[Database]:
     """A migrated database."""
+    if database_url.startswith("sqlite"):
+        shutil.copyfile(migrated_file, database_url.removeprefix("sqlite:///"))
     opened = open_database(database_url, rings.append)
     migrate(opened)
     yield opened
