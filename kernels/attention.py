@@ -21,13 +21,14 @@ LOG2_E = math.log2(math.e)
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """Hold one way to launch: query and key tokens a tile, warps, pipeline stages, loads by descriptor (TMA)."""
+    """Hold one way to launch: query and key tokens a tile, warps, stages, loads by descriptor (TMA), register limit."""
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
     use_tma: bool
+    max_registers: int | None = None
 
 
 def attention(
@@ -121,11 +122,8 @@ def _attend_tiles(
                 visible = visible & ((n + offs_n)[None, :] <= offs_m[:, None] + causal_shift)
             scores = tl.where(visible, scores, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
-        if MASKED:
-            # a row that has seen no key keeps -inf, which must not meet itself in a subtraction
-            shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-        else:
-            shift = new_max
+        # a row that has seen no key keeps -inf, which must not meet itself in a subtraction
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max) if MASKED else new_max
         weights = tl.math.exp2(scores * scale_log2 - shift[:, None])
         rescale = tl.math.exp2(row_max - shift)
         row_sum = row_sum * rescale + tl.sum(weights, 1)
@@ -262,7 +260,7 @@ def attention_triton(
         num_heads, num_heads // k.shape[1], n_q, k.shape[2], scale * LOG2_E,
         HEAD_DIM=head_dim, BLOCK_D=block_d, BLOCK_M=config.block_m, BLOCK_N=config.block_n, CAUSAL=causal,
         VARLEN=varlen is not None, USE_TMA=use_tma, PRECISION="ieee",
-        num_warps=config.num_warps, num_stages=config.num_stages)
+        num_warps=config.num_warps, num_stages=config.num_stages, maxnreg=config.max_registers)
     return out, lse
 
 
@@ -273,7 +271,7 @@ def can_describe(x: torch.Tensor) -> bool:
 
 
 def describe(x: torch.Tensor, rows: int, block_d: int) -> object:
-    """Describe `[B, H, N, D]` x in boxes of rows × block_d, out-of-range elements read as zero."""
+    """Describe `[B, H, N, D]` x in boxes of rows by block_d, out-of-range elements read as zero."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, block_d])

@@ -27,6 +27,7 @@ class BlockSparseConfig:
     num_warps: int
     num_stages: int
     use_tma: bool
+    max_registers: int | None = None
 
 
 def block_sparse_attention(
@@ -67,7 +68,7 @@ def block_scores(q: torch.Tensor, k: torch.Tensor, *, block_q: int = 128, block_
     q: `[B, H, Nq, D]`, k: `[B, H, Nk, D]`. A ragged last block is divided by its valid count.
     """
     for name, x, size in (("q", q, block_q), ("k", k, block_k)):
-        require(x.ndim == 4 and x.shape[2] > 0, "block_scores", f"{name} must be [B, H, N, D] with N > 0", list(x.shape))
+        require(x.ndim == 4 and x.shape[2] > 0, "block_scores", f"{name} must be [B, H, N > 0, D]", list(x.shape))
         require(size in BLOCK_SIZES, "block_scores", f"block size must be one of {BLOCK_SIZES}", size)
         require(x.stride(-1) == 1, "block_scores", f"{name}'s last stride must be 1", x.stride())
     pool = pool_blocks_triton if uses_triton(q) else pool_blocks_reference
@@ -84,7 +85,8 @@ def select_blocks(
     Returns block_indices `[B, H, Qb, num_blocks]` and block_counts `[B, H, Qb]` int32.
     """
     require(scores.ndim == 4, "select_blocks", "scores must be [B, H, Qb, Kb]", list(scores.shape))
-    require(1 <= num_blocks <= scores.shape[-1], "select_blocks", f"num_blocks must be in 1..{scores.shape[-1]}", num_blocks)
+    require(1 <= num_blocks <= scores.shape[-1], "select_blocks", f"num_blocks must be in 1..{scores.shape[-1]}",
+            num_blocks)
     if forced is not None:
         require(forced.dtype == torch.bool and forced.shape[-1] == scores.shape[-1], "select_blocks",
                 f"forced must be bool over {scores.shape[-1]} key blocks", (forced.dtype, list(forced.shape)))
@@ -105,19 +107,13 @@ def _attend_block(
         k_tile = k.load([batch, head, n, 0]).reshape(BLOCK_N, BLOCK_D)
     else:
         rows = k + row_k + offs[:, None].to(tl.int64) * stride_kn + offs_d[None, :]
-        if MASKED or HEAD_DIM != BLOCK_D:
-            k_tile = tl.load(rows, mask=is_key, other=0.0)
-        else:
-            k_tile = tl.load(rows)
+        k_tile = tl.load(rows, mask=is_key, other=0.0) if MASKED or HEAD_DIM != BLOCK_D else tl.load(rows)
     scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
     if MASKED:
         scores = tl.where((offs < n_k)[None, :], scores, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
-    if MASKED:
-        # the second half of a ragged block may hold no key at all
-        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-    else:
-        shift = new_max
+    # the second half of a ragged block may hold no key at all
+    shift = tl.where(new_max == float("-inf"), 0.0, new_max) if MASKED else new_max
     weights = tl.math.exp2(scores * scale_log2 - shift[:, None])
     rescale = tl.math.exp2(row_max - shift)
     row_sum = row_sum * rescale + tl.sum(weights, 1)
@@ -126,10 +122,7 @@ def _attend_block(
         v_tile = v.load([batch, head, n, 0]).reshape(BLOCK_N, BLOCK_D)
     else:
         rows = v + row_v + offs[:, None].to(tl.int64) * stride_vn + offs_d[None, :]
-        if MASKED or HEAD_DIM != BLOCK_D:
-            v_tile = tl.load(rows, mask=is_key, other=0.0)
-        else:
-            v_tile = tl.load(rows)
+        v_tile = tl.load(rows, mask=is_key, other=0.0) if MASKED or HEAD_DIM != BLOCK_D else tl.load(rows)
     acc = tl.dot(weights.to(v_tile.dtype), v_tile, acc, input_precision="ieee")
     return acc, row_sum, new_max
 
@@ -238,7 +231,7 @@ def block_sparse_attention_triton(
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], lse.stride(0), lse.stride(1),
         *block_indices.stride()[:3], *block_counts.stride()[:2], num_heads, n_q, k.shape[2], scale * LOG2_E,
         HEAD_DIM=head_dim, BLOCK_D=block_d, BLOCK_M=block_q, BLOCK_K=block_k, BLOCK_N=config.block_n, USE_TMA=use_tma,
-        num_warps=config.num_warps, num_stages=config.num_stages)
+        num_warps=config.num_warps, num_stages=config.num_stages, maxnreg=config.max_registers)
     return out, lse
 
 

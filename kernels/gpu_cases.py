@@ -46,6 +46,7 @@ class Case:
     flops: float
     bytes: float
     rotate: Callable[[Inputs], list[Inputs]] = field(default=lambda inputs: [inputs])
+    peers_of: str | None = None  # the check whose peers this op replaces
 
 
 def error_of(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -129,12 +130,12 @@ def sparse_case(name: str, heads: int, n: int, block: int, density: float, confi
             parts.append(torch.softmax(scores, -1) @ v)
         return torch.cat(parts, 1)[None]
 
-    # the peers are dense: what block-sparse attention replaces
     return Case(
         name, f"H{heads} N{n} D{head_dim}, {chosen} of {blocks} blocks of {block}", make,
         lambda x, c: block_sparse_attention_triton(x["q"], x["k"], x["v"], x["indices"], x["counts"], block_q=block,
                                                    block_k=block, scale=head_dim**-0.5, config=c),
-        configs, reference, picked, {}, 4.0 * heads * n * chosen * block * head_dim, 2.0 * n * head_dim * 4 * heads)
+        configs, reference, picked, {}, 4.0 * heads * n * chosen * block * head_dim, 2.0 * n * head_dim * 4 * heads,
+        peers_of="dense Wan 480p")
 
 
 def select_case(name: str, heads: int, n: int, block: int) -> Case:
@@ -175,14 +176,15 @@ def decode_case(name: str, batch: int, context: int, page: int, configs: tuple[A
                                          scale=head_dim**-0.5, window=None)
 
     def contiguous_sdpa(x: Inputs) -> torch.Tensor:
-        return F.scaled_dot_product_attention(x["q"][:, :, None], x["dense_k"], x["dense_v"], enable_gqa=True).squeeze(2)
+        q = x["q"][:, :, None]
+        return F.scaled_dot_product_attention(q, x["dense_k"], x["dense_v"], enable_gqa=True).squeeze(2)
 
     return Case(
         name, f"B{batch} H{heads}/{kv_heads} D{head_dim} context {context} page {page}", make,
         lambda x, c: paged_attention_triton(x["q"], x["k"], x["v"], x["table"], x["lengths"], scale=head_dim**-0.5,
                                             window=None, config=c),
-        configs, reference, lambda x, out: out[:2], {"sdpa contiguous": contiguous_sdpa}, 4.0 * batch * heads * context * head_dim,
-        4.0 * batch * context * kv_heads * head_dim, lambda x: [x, {**x, "q": x["q"].clone()}])
+        configs, reference, lambda x, out: out[:2], {"sdpa contiguous": contiguous_sdpa},
+        4.0 * batch * heads * context * head_dim, 4.0 * batch * context * kv_heads * head_dim, lambda x: [x, {**x, "q": x["q"].clone()}])
 
 
 def _nvfp4_inputs(m: int, n: int, k: int, copies: int, device: torch.device, filled: bool) -> Inputs:
@@ -223,11 +225,13 @@ def norm_case(name: str, rows: int, width: int) -> Case:
 
 CASES: tuple[Case, ...] = (
     dense_case("dense Wan 480p", 1, WAN_HEADS, WAN_HEADS, WAN_480P_TOKENS, 128, False, (
-        AttentionConfig(128, 128, 8, 2, True), AttentionConfig(128, 64, 8, 3, True),
+        AttentionConfig(128, 128, 8, 2, True), AttentionConfig(128, 64, 8, 2, True, 128),
+        AttentionConfig(64, 64, 4, 2, True), AttentionConfig(128, 64, 8, 3, True),
         AttentionConfig(64, 128, 4, 2, True), AttentionConfig(128, 128, 8, 3, True),
         AttentionConfig(128, 64, 8, 3, False))),
     sparse_case("sparse Wan 480p, 128", WAN_HEADS, WAN_480P_TOKENS, 128, 0.125, (
-        BlockSparseConfig(128, 8, 2, True), BlockSparseConfig(64, 8, 3, True), BlockSparseConfig(64, 8, 2, False))),
+        BlockSparseConfig(128, 8, 2, True), BlockSparseConfig(64, 8, 2, True, 128), BlockSparseConfig(64, 8, 3, True),
+        BlockSparseConfig(64, 8, 2, False))),
     sparse_case("sparse Wan 480p, 64", WAN_HEADS, WAN_480P_TOKENS, 64, 0.125, (
         BlockSparseConfig(64, 4, 2, True), BlockSparseConfig(64, 4, 3, True), BlockSparseConfig(64, 4, 3, False))),
     decode_case("decode B64, page 64", 64, 4096, 64, (

@@ -7,6 +7,7 @@ what the budget does not cover is named as skipped. Without a CUDA device: exit 
 
 import argparse
 import dataclasses
+import functools
 import json
 import multiprocessing
 import platform
@@ -25,8 +26,8 @@ from kernels.dispatch import HAS_TRITON, can_run_triton
 from kernels.gpu_cases import CASES, Case, error_of
 
 MAX_ERROR_RATIO = 2.0
-# errors this far below bf16's rounding (2^-9) count as equal
-ERROR_FLOOR = 2e-3
+# twice what rounding weights and output to bf16 costs, where torch has no path of its own to compare with
+ERROR_FLOOR = 4e-3
 COMPILE_SHARE = 0.4
 
 
@@ -49,7 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report["compile_s"] = _compile_ahead(cases, device, options.workers, COMPILE_SHARE * options.budget_s)
     report["ceilings"] = _guarded(lambda: _ceilings(device))
     for case in cases:
-        report["checks"][case.name] = _guarded(lambda case=case: _run(case, device, report["ceilings"], deadline))
+        check = _guarded(functools.partial(_run, case, device, report["ceilings"], deadline))
+        peers = report["checks"].get(case.peers_of, {}).get("peers", {})
+        replaced_us = [peer["us"] for peer in peers.values() if "us" in peer]
+        if replaced_us and "best" in check:
+            check["speedup_over_best_peer"] = min(replaced_us) / check["best"]["us"]
+        report["checks"][case.name] = check
+        torch.cuda.empty_cache()
         options.out.write_text(json.dumps(report, indent=1, default=str))
     report["wall_s"] = round(options.budget_s - (deadline - time.monotonic()), 1)
     options.out.write_text(json.dumps(report, indent=1, default=str))
@@ -63,7 +70,7 @@ def _run(case: Case, device: torch.device, ceilings: dict[str, Any], deadline: f
     started = time.monotonic()
     inputs = case.make(device, True)
     best: dict[str, Any] | None = None
-    rows = []
+    rows: list[dict[str, Any]] = []
     want = case.reference(inputs)
     peer_errors = {}
     result: dict[str, Any] = {"shape": case.shape, "configs": rows, "peers": {}}
@@ -103,8 +110,6 @@ def _run(case: Case, device: torch.device, ceilings: dict[str, Any], deadline: f
         result["tflops"] = case.flops / best["us"] / 1e6
         result["gb_per_s"] = case.bytes / best["us"] / 1e3
     result["seconds"] = round(time.monotonic() - started, 2)
-    del inputs, want
-    torch.cuda.empty_cache()
     return result
 
 
@@ -143,7 +148,6 @@ def _ceilings(device: torch.device) -> dict[str, Any]:
     target = torch.empty_like(source)
     copy_ms = triton.testing.do_bench(lambda: target.copy_(source), warmup=5, rep=30, return_mode="median")
     read_ms = triton.testing.do_bench(lambda: source.view(torch.int32).amax(), warmup=5, rep=30, return_mode="median")
-    del target
     a, b = (source[i * 8192 * 8192 :][: 8192 * 8192].view(8192, 8192) for i in range(2))
     gemm_ms = triton.testing.do_bench(lambda: a @ b, warmup=10, rep=40, return_mode="median")
     size = source.numel() * 2
@@ -246,10 +250,12 @@ def _table(report: dict[str, Any]) -> str:
             lines.append(f"    peers {peers}")
         for row in check["configs"]:
             values = list(row["config"].values()) if isinstance(row["config"], dict) else row["config"]
-            told = f"{row['us']:.1f} us, error {row['error']:.1e}, same {row['bitwise']}" if "us" in row else row["failed"][:160]
+            told = row.get("failed", "")[:160]
+            if "us" in row:
+                told = f"{row['us']:.1f} us, error {row['error']:.1e}, same {row['bitwise']}"
             lines.append(f"    {values}: {told}")
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

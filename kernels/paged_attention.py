@@ -239,7 +239,7 @@ def _validate(
             f"context_lens must be [{q.shape[0]}] int32", (list(context_lens.shape), context_lens.dtype))
     for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("block_table", block_table)):
         require(x.stride(-1) == 1 or x.shape[-1] == 1, op, f"{name}'s last stride must be 1", x.stride())
-        require(x.device == context_lens.device, op, f"{name} must be on {context_lens.device} like the others", x.device)
+        require(x.device == context_lens.device, op, f"{name} must be on {context_lens.device}", x.device)
     require(window is None or window >= 1, op, "window must be at least 1 or None", window)
     require(scale is None or scale > 0, op, "scale must be above 0", scale)
     return q.shape[-1] ** -0.5 if scale is None else scale

@@ -81,7 +81,7 @@ def test_bad_input_is_named(change, rule):
         attention(**arguments)
 
 
-@pytest.mark.parametrize(("ids", "rule"), [([[1, 0]], "ascend"), ([[0, 2]], "block ids must be in"), ([[-1, 0]], "ids")])
+@pytest.mark.parametrize(("ids", "rule"), [([[1, 0]], "ascend"), ([[0, 2]], "ids must be in"), ([[-1, 0]], "ids")])
 def test_bad_lists_are_refused_when_checked(ids, rule):
     q = torch.randn(1, 1, 64, 64)
     k = torch.randn(1, 1, 128, 64)

@@ -63,7 +63,8 @@ def _mend_arithmetic() -> None:
                             "create_ceil", "create_erf", "create_clampf")) and not name.startswith("create_fp_"):
             mend(name)
 
-    cast, fp_to_fp, dot = InterpreterBuilder.cast_impl, InterpreterBuilder.create_fp_to_fp, InterpreterBuilder.create_dot
+    cast, dot = InterpreterBuilder.cast_impl, InterpreterBuilder.create_dot
+    fp_to_fp = InterpreterBuilder.create_fp_to_fp
 
     def mended_cast(self, src, dst_type):  # type: ignore[no-untyped-def]
         src = _as_fp32(src)

@@ -24,7 +24,8 @@ def lists(heads, q_blocks, k_blocks, width):
 
 @pytest.mark.parametrize("use_tma", [False, True], ids=["pointers", "descriptors"])
 @pytest.mark.parametrize(("n_q", "n_k", "block_q", "block_k", "block_n"),
-                         [(1, 1, 64, 64, 64), (63, 200, 64, 64, 64), (300, 390, 128, 128, 64), (200, 130, 64, 128, 128)])
+                         [(1, 1, 64, 64, 64), (63, 200, 64, 64, 64), (300, 390, 128, 128, 64),
+                          (200, 130, 64, 128, 128)])
 def test_matches_fp64_with_ragged_lists_and_edges(n_q, n_k, block_q, block_k, block_n, use_tma):
     q, k, v = torch.randn(1, 2, n_q, 64), torch.randn(1, 2, n_k, 64), torch.randn(1, 2, n_k, 64)
     k_blocks = -(-n_k // block_k)
