@@ -1,0 +1,1 @@
+"""Checkpoints: from the formats that models come in to the transformers folder that the engine loads."""

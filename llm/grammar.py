@@ -1,0 +1,69 @@
+"""What a text may be, held by llguidance: JSON schema, any JSON object, regex, Lark, choice.
+
+JSON is written with one space after each comma and colon and none elsewhere: a model cannot loop on whitespace, and all
+punctuation is forced, so that it costs no draw. Schemas with parts that are not supported are refused with the reason.
+"""
+
+import json
+from collections import OrderedDict
+
+from llguidance import LLMatcher, LLTokenizer
+
+from llm.errors import RequestRefused
+from llm.request import Grammar
+
+_MAX_CACHED = 32
+
+
+class GrammarCompiler:
+    """Compiles grammars for one tokenizer; the latest are kept, since requests repeat them."""
+
+    def __init__(self, tokenizer: LLTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+
+    def compile(self, grammar: Grammar) -> LLMatcher:
+        """Make a matcher at the beginning of the text.
+
+        Raises RequestRefused with llguidance's reason if the grammar is malformed or not supported.
+        """
+        if grammar not in self._compiled:
+            self._compiled[grammar] = self._compile(grammar)
+            if len(self._compiled) > _MAX_CACHED:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(grammar)
+        return self._compiled[grammar].deep_copy()
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        try:
+            source = _source(grammar)
+        except ValueError as error:
+            raise RequestRefused(f"grammar: the {grammar.type} is malformed: {error}", param="grammar") from error
+        matcher = LLMatcher(self.tokenizer, source, log_level=0)
+        if matcher.is_error():
+            reason = matcher.get_error().strip().splitlines()[0]
+            raise RequestRefused(f"grammar: the {grammar.type} is not supported: {reason}", param="grammar")
+        return matcher
+
+
+def _source(grammar: Grammar) -> str:
+    match grammar.type:
+        case "json_schema":
+            return _json(grammar.value)
+        case "json_object":
+            return _json('{"type": "object"}')
+        case "regex":
+            return LLMatcher.grammar_from_regex(grammar.value)
+        case "lark":
+            return LLMatcher.grammar_from_lark(grammar.value)
+        case "choice":
+            choices = json.loads(grammar.value)
+            if not choices or not all(isinstance(choice, str) and choice for choice in choices):
+                raise ValueError("a list of at least one non-empty string is needed")
+            return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(choice) for choice in choices))
+
+
+def _json(schema: str) -> str:
+    return LLMatcher.grammar_from_json_schema(
+        schema, overrides={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    )

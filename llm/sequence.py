@@ -1,0 +1,89 @@
+"""One answer in the making: its tokens, its places in the pool, its grammar and its text."""
+
+from dataclasses import dataclass, field
+
+from llguidance import LLMatcher
+
+from llm.detokenize import Detokenizer
+from llm.kv_cache import Interval
+from llm.request import FinishReason, Output, Request, TokenLogprob, Usage
+
+
+@dataclass
+class Sequence:
+    """Life: waiting (no interval) -> running (interval, `num_computed` rises) -> finished (`finish_reason`)."""
+
+    request: Request
+    index: int
+    # seed of this answer, another for each of n
+    seed: int
+    max_tokens: int
+    matcher: LLMatcher | None
+    detokenizer: Detokenizer
+    # order of arrival
+    number: int
+    token_ids: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    interval: Interval | None = None
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    # whether the last output has been given
+    is_delivered: bool = False
+    # gathered since the last output
+    _text: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.request.prompt_token_ids)
+
+    @property
+    def name(self) -> str:
+        """Owner of the interval."""
+        return f"{self.request.id}/{self.index}"
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """Tokens of the answer so far."""
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Count of the answer's tokens so far."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_places(self) -> int:
+        """Places that the sequence may come to need."""
+        return self.num_prompt_tokens + self.max_tokens
+
+    def push(self, token_id: int, token_bytes: bytes, logprob: TokenLogprob | None) -> None:
+        """Append a token that is text; ends the sequence at a stop string or at max_tokens."""
+        self.token_ids.append(token_id)
+        self._text.append(self.detokenizer.push(token_id, token_bytes, logprob))
+        if self.detokenizer.is_stopped:
+            self.finish_reason = FinishReason.STOP
+        elif self.num_output_tokens >= self.max_tokens:
+            self.finish(FinishReason.LENGTH)
+
+    def finish(self, reason: FinishReason, error: str | None = None) -> None:
+        """End the sequence and release the text that was held back."""
+        self.finish_reason = reason
+        self.error = error
+        self._text.append(self.detokenizer.finish())
+
+    def take_output(self) -> Output | None:
+        """Give what has become certain since the last call, or None if nothing has."""
+        text = "".join(self._text)
+        self._text.clear()
+        token_ids, logprobs = self.detokenizer.take_tokens()
+        if not (text or token_ids or self.finish_reason):
+            return None
+        self.is_delivered = self.finish_reason is not None
+        usage = None if self.finish_reason is None else Usage(self.num_prompt_tokens, self.num_output_tokens)
+        return Output(
+            self.request.id, self.index, text, token_ids, logprobs, self.finish_reason, usage, error=self.error
+        )

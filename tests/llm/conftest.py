@@ -1,0 +1,103 @@
+"""Tiny random models and a byte tokenizer, so that the engine is tested without weights."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from llguidance import LLTokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedModel
+
+from llm.engine import Engine
+from llm.kv_cache import KvCache
+from llm.model_runner import ModelRunner
+from llm.request import Output
+from llm.scheduler import SchedulerLimits
+
+VOCAB_SIZE = 259
+EOS = 256
+_SHARED: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "bos_token_id": 257,
+    "eos_token_id": EOS,
+    "pad_token_id": 258,
+    # large enough that the likeliest token is far ahead of the second
+    "initializer_range": 0.3,
+}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "Llama": {},
+    "Qwen3": {},
+    "Mistral": {"sliding_window": 7},
+    "Gemma3Text": {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
+    "Phi3": {"resid_pdrop": 0.0},
+}
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token a byte, ids equal to the byte-level alphabet's order, and three specials from 256 on."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    names = ("<|end|>", "<|begin|>", "<|pad|>")
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    return tokenizer
+
+
+def tiny_model(architecture: str = "Llama", seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """A random model of two layers in fp32."""
+    config_class = getattr(transformers, f"{architecture}Config")
+    model_class = getattr(transformers, f"{architecture.removesuffix('Text')}ForCausalLM")
+    torch.manual_seed(seed)
+    config = config_class(**{**_SHARED, **ARCHITECTURES.get(architecture, {}), **changes})
+    model: PreTrainedModel = model_class(config).eval()
+    return model
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return byte_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def ll_tokenizer(tokenizer: Tokenizer) -> LLTokenizer:
+    return LLTokenizer(tokenizer.to_str(), n_vocab=VOCAB_SIZE, eos_token=[EOS])
+
+
+@pytest.fixture
+def make_engine(ll_tokenizer: LLTokenizer) -> Callable[..., Engine]:
+    def make(model: PreTrainedModel | None = None, kv_tokens: int = 1024, **limits: int) -> Engine:
+        runner = ModelRunner(model or tiny_model(), KvCache(kv_tokens))
+        return Engine(runner, ll_tokenizer, (EOS,), SchedulerLimits(**limits))
+
+    return make
+
+
+@pytest.fixture
+def run_all() -> Callable[[Engine], dict[str, list[Output]]]:
+    """Run until the engine is idle; gives the outputs by request id, "/i" added for the later of n answers."""
+
+    def run(engine: Engine) -> dict[str, list[Output]]:
+        outputs: dict[str, list[Output]] = {}
+        while engine.has_work:
+            engine.launch()
+            for output in engine.collect():
+                name = output.request_id + (f"/{output.index}" if output.index else "")
+                outputs.setdefault(name, []).append(output)
+        return outputs
+
+    return run
+
+
+@pytest.fixture(scope="session", name="tiny_model")
+def tiny_model_fixture() -> Callable[..., PreTrainedModel]:
+    return tiny_model

@@ -1,0 +1,148 @@
+"""Conversion from GGUF: equal to transformers' own reading of the same file, atomic, refused by name otherwise."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from llm.checkpoints.embedded import ensure_embedded, find_file
+from llm.checkpoints.gguf import convert_gguf
+from llm.engine import load_engine
+from llm.errors import CheckpointError, UnsupportedModel
+from llm.request import Request, SamplingParams
+
+HIDDEN, FEED, HEADS, KV_HEADS, LAYERS = 64, 96, 4, 2, 2
+TEXTS = ("Hello world 1234", "<|im_start|>user\nWhat is 12%?<|im_end|>\n", "naïve 日本 🎬  spaces")
+
+
+def write_gguf(path: Path, architecture: str = "llama") -> None:
+    """A Llama of two layers, Q4_1, Q8_0 and F32, with random weights and a byte vocabulary."""
+    from tokenizers import pre_tokenizers
+
+    rng = np.random.default_rng(0)
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_name("tiny")
+    writer.add_block_count(LAYERS)
+    writer.add_context_length(128)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(FEED)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_dimension_count(HIDDEN // HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokens = [*specials, *sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "ll"]
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * (len(tokens) - 3))
+    writer.add_token_merges(["h e", "l l"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_pad_token_id(2)
+    writer.add_chat_template("{{ messages[0].content }}")
+
+    def add(name: str, shape: tuple[int, ...], kind: gguf.GGMLQuantizationType) -> None:
+        values = rng.normal(0, 0.3, shape).astype(np.float32)
+        if kind == gguf.GGMLQuantizationType.F32:
+            writer.add_tensor(name, values)
+        else:
+            writer.add_tensor(name, gguf.quantize(values, kind), raw_dtype=kind)
+
+    f32, q4, q8 = (getattr(gguf.GGMLQuantizationType, name) for name in ("F32", "Q4_1", "Q8_0"))
+    add("token_embd.weight", (len(tokens), HIDDEN), q8)
+    add("output_norm.weight", (HIDDEN,), f32)
+    for layer in range(LAYERS):
+        add(f"blk.{layer}.attn_norm.weight", (HIDDEN,), f32)
+        add(f"blk.{layer}.ffn_norm.weight", (HIDDEN,), f32)
+        add(f"blk.{layer}.attn_q.weight", (HIDDEN, HIDDEN), q4)
+        add(f"blk.{layer}.attn_k.weight", (HIDDEN * KV_HEADS // HEADS, HIDDEN), q4)
+        add(f"blk.{layer}.attn_v.weight", (HIDDEN * KV_HEADS // HEADS, HIDDEN), q4)
+        add(f"blk.{layer}.attn_output.weight", (HIDDEN, HIDDEN), q4)
+        add(f"blk.{layer}.ffn_gate.weight", (FEED, HIDDEN), q4)
+        add(f"blk.{layer}.ffn_up.weight", (FEED, HIDDEN), q4)
+        add(f"blk.{layer}.ffn_down.weight", (HIDDEN, FEED), q4)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def assert_equal_to_transformers(source: Path, folder: Path) -> None:
+    """Compare weights, tokens and configuration with what transformers itself reads from the GGUF file."""
+    reference = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    ours = load_file(folder / "model.safetensors")
+    wanted = reference.state_dict()
+    assert set(wanted) - {"lm_head.weight"} == set(ours)
+    for name, tensor in ours.items():
+        assert tensor.dtype == torch.bfloat16
+        assert torch.equal(tensor, wanted[name].bfloat16()), name
+    config = json.loads((folder / "config.json").read_text())
+    theirs: dict[str, Any] = reference.config.to_dict()
+    for name in set(config) - {"architectures", "dtype", "rms_norm_eps"}:
+        assert config[name] == theirs[name], name
+    assert config["rms_norm_eps"] == pytest.approx(theirs["rms_norm_eps"], rel=1e-6)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    reference_tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    for text in TEXTS:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert tokenizer.decode(ids, skip_special_tokens=False) == text
+        assert ids == reference_tokenizer(text, add_special_tokens=False).input_ids
+
+
+def test_a_small_file_converts_as_transformers_reads_it(tmp_path: Path) -> None:
+    source, folder = tmp_path / "tiny.gguf", tmp_path / "models" / "tiny"
+    write_gguf(source)
+    convert_gguf(source, folder, {"v": 1, "name": "tiny"})
+    assert_equal_to_transformers(source, folder)
+    # nothing is left of the temporary folder
+    assert [path.name for path in folder.parent.iterdir()] == ["tiny"]
+    card = json.loads((folder / "card.json").read_text())
+    assert card["name"] == "tiny"
+    assert card["hash"].startswith("sha256:")
+    assert (folder / "chat_template.jinja").read_text() == "{{ messages[0].content }}"
+
+
+def test_the_converted_folder_runs_in_the_engine(tmp_path: Path) -> None:
+    source, folder = tmp_path / "tiny.gguf", tmp_path / "tiny"
+    write_gguf(source)
+    convert_gguf(source, folder, {})
+    engine = load_engine(folder, "cpu", kv_tokens=64)
+    assert engine.eos_token_ids == (2,)
+    engine.add_request(Request("a", (3, 4, 5), SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)))
+    count = 0
+    while engine.has_work:
+        engine.launch()
+        count += sum(len(output.token_ids) for output in engine.collect())
+    assert count == 5
+
+
+def test_other_files_are_refused_and_leave_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "x"
+    with pytest.raises(CheckpointError, match="not a readable GGUF"):
+        (tmp_path / "noise.gguf").write_bytes(b"not a model at all" * 10)
+        convert_gguf(tmp_path / "noise.gguf", folder, {})
+    with pytest.raises(UnsupportedModel, match="must be llama, got 'qwen2'"):
+        write_gguf(tmp_path / "other.gguf", "qwen2")
+        convert_gguf(tmp_path / "other.gguf", folder, {})
+    assert not folder.exists()
+
+
+@pytest.mark.slow
+def test_the_embedded_model_equals_transformers_reading(tmp_path: Path) -> None:
+    folder = tmp_path / "smollm"
+    ensure_embedded(folder)
+    assert_equal_to_transformers(find_file(), folder)
+    before = (folder / "model.safetensors").stat().st_mtime_ns
+    ensure_embedded(folder)
+    assert (folder / "model.safetensors").stat().st_mtime_ns == before
