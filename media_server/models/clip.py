@@ -219,9 +219,10 @@ def _check_prompt(card: VideoCard, param: str, text: str) -> None:
 
 
 def check_characters(param: str, text: str) -> None:
-    """Raise InvalidRequest if a text holds the NUL character, which PostgreSQL cannot store."""
-    if "\0" in text:
-        _refuse(param, "must not hold the NUL character", text.index("\0"))
+    """Raise InvalidRequest if a text holds what UTF-8 or PostgreSQL cannot: half a surrogate pair, or NUL."""
+    for index, character in enumerate(text):
+        if character == "\0" or "\ud800" <= character <= "\udfff":
+            _refuse(param, "must hold neither NUL nor half a surrogate pair", f"U+{ord(character):04X} at {index}")
 
 
 def _check_length(card: VideoCard, param: str, text: str) -> None:

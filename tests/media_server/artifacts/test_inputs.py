@@ -1,0 +1,188 @@
+"""Images and clips that a request brings: what is taken, what is refused, and what is done to them and said."""
+
+import asyncio
+import base64
+import io
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+
+from media_server.artifacts import inputs, probe
+from media_server.artifacts.inputs import PreparedImage, prepare_image, read_image_url
+from media_server.artifacts.probe import probe_clip
+from media_server.errors import InvalidRequest, MediaServerError, TooLarge, UnsupportedMedia
+
+
+def _bytes(image: Image.Image, format: str = "PNG", **options: object) -> bytes:
+    content = io.BytesIO()
+    image.save(content, format, **options)
+    return content.getvalue()
+
+
+def _prepare(content: bytes, width: int = 160, height: int = 96) -> tuple[PreparedImage, Image.Image]:
+    prepared = prepare_image(content, param="input_reference", width=width, height=height)
+    return prepared, Image.open(io.BytesIO(prepared.png))
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP"])
+def test_the_formats_that_are_taken(format: str) -> None:
+    prepared, image = _prepare(_bytes(Image.new("RGB", (160, 96), (0, 128, 0)), format))
+    assert (image.format, image.mode, image.size) == ("PNG", "RGB", (160, 96))
+    assert np.allclose(np.asarray(image)[50, 50], (0, 128, 0), atol=3)
+    assert prepared.adjustments == ()
+
+
+@pytest.mark.parametrize("format", ["GIF", "BMP", "TIFF", "PPM", "ICO"])
+def test_other_formats_are_refused_by_their_bytes(format: str) -> None:
+    with pytest.raises(UnsupportedMedia, match="PNG, JPEG or WebP"):
+        _prepare(_bytes(Image.new("RGB", (64, 64)), format))
+
+
+def test_cover_keeps_the_centre_and_says_so() -> None:
+    # left third red, middle green, right blue
+    wide = Image.new("RGB", (300, 60))
+    for index, color in enumerate(("red", "lime", "blue")):
+        wide.paste(color, (index * 100, 0, index * 100 + 100, 60))
+    prepared, image = _prepare(_bytes(wide), 96, 96)
+    # a square of the middle 60 pixels
+    assert np.array_equal(np.unique(np.asarray(image).reshape(-1, 3), axis=0), [[0, 255, 0]])
+    assert prepared.adjustments == ("cover crop: the central 60x60 of 300x60 kept", "scaled by 1.6 to 96x96")
+    assert (prepared.source_width, prepared.source_height) == (300, 60)
+
+
+def test_exif_orientation_is_applied() -> None:
+    image = Image.new("RGB", (96, 160), "blue")
+    image.paste("red", (0, 0, 96, 80))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees clockwise: what is on top comes to the right
+    prepared, upright = _prepare(_bytes(image, exif=exif))
+    assert upright.getpixel((10, 48)) == (0, 0, 255)
+    assert upright.getpixel((150, 48)) == (255, 0, 0)
+    assert prepared.adjustments == ("turned upright as its EXIF orientation says",)
+
+
+def test_sixteen_bits_are_scaled_and_transparency_is_laid_on_white() -> None:
+    grey = Image.fromarray(np.full((96, 160), 32896, np.uint16))
+    assert _prepare(_bytes(grey))[1].getpixel((0, 0)) == (128, 128, 128)
+    clear = Image.new("RGBA", (160, 96), (255, 0, 0, 0))
+    clear.paste((255, 0, 0, 255), (0, 0, 80, 96))
+    prepared, image = _prepare(_bytes(clear))
+    assert (image.getpixel((10, 10)), image.getpixel((150, 10))) == ((255, 0, 0), (255, 255, 255))
+    assert prepared.adjustments == ("transparency laid on white",)
+
+
+def test_palette_images_come_out_right() -> None:
+    image = Image.new("RGB", (160, 96), (10, 200, 30)).convert("P", palette=Image.Palette.ADAPTIVE)
+    assert _prepare(_bytes(image))[1].getpixel((5, 5)) == (10, 200, 30)
+
+
+def test_pixels_are_capped_before_one_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(self: Image.Image) -> None:
+        raise AssertionError("decoded")
+
+    bomb = _bytes(Image.new("1", (8000, 8000)))
+    assert len(bomb) < 20_000
+    monkeypatch.setattr("PIL.PngImagePlugin.PngImageFile.load", load)
+    with pytest.raises(InvalidRequest, match="at most 50000000 pixels, got 64000000"):
+        _prepare(bomb)
+    # Pillow's own warning and error are refusals as well
+    for side in (10_000, 20_000):
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", side * side // 3 if side == 20_000 else side * side - 1)
+        with pytest.raises(InvalidRequest, match="pixels"):
+            _prepare(_bytes(Image.new("1", (side, side))))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (_bytes(Image.effect_noise((200, 200), 50))[:500], "broken"),
+        (_bytes(Image.new("RGB", (300, 4))), "at least 8 pixels"),
+        (_bytes(Image.new("L", (32, 32)), "WEBP", save_all=True, append_images=[Image.new("L", (32, 32), 9)]), "animated"),
+    ],
+)
+def test_broken_small_and_animated(content: bytes, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason) as caught:
+        _prepare(content)
+    assert caught.value.param == "input_reference" and caught.value.rule
+
+
+def test_data_uris() -> None:
+    png = _bytes(Image.new("RGB", (16, 16)))
+
+    def read(uri: str) -> bytes:
+        return asyncio.run(read_image_url(uri, param="last_frame", allow_private=False))
+
+    text = base64.b64encode(png).decode()
+    assert read(f"data:image/png;base64,{text}") == png
+    assert read(f"data:image/png;charset=utf-8;base64,{text}") == png
+    for bad in ("data:image/png,abc", "data:image/png;base64,a b", "data:;base64,abc", "data:", f"data:image/png;{text}"):
+        with pytest.raises(InvalidRequest) as caught:
+            read(bad)
+        assert (caught.value.param, caught.value.code) == ("last_frame", "invalid_url")
+    with pytest.raises(TooLarge):
+        read("data:image/png;base64," + "A" * (inputs.MAX_IMAGE_BYTES * 4 // 3 + 100))
+
+
+def _write(path: Path, codec: str, frames: int = 10, size: tuple[int, int] = (64, 48), fps: int = 10) -> Path:
+    with av.open(str(path), "w") as file:
+        stream = file.add_stream(codec, rate=fps)
+        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
+        for index in range(frames):
+            pixels = np.full((size[1], size[0], 3), index * 20 % 256, np.uint8)
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        file.mux(stream.encode())
+    return path
+
+
+@pytest.mark.parametrize(("name", "codec"), [("a.mp4", "libx264"), ("a.mov", "mpeg4"), ("a.webm", "libvpx"), ("a.avi", "mpeg4")])
+def test_clips_are_measured(tmp_path: Path, name: str, codec: str) -> None:
+    info = probe_clip(_write(tmp_path / name, codec), param="video")
+    assert (info.width, info.height, info.fps, info.num_frames, info.seconds) == (64, 48, 10.0, 10, 1.0)
+    assert info.suffix == {"a.mp4": ".mp4", "a.mov": ".mp4", "a.webm": ".mkv", "a.avi": ".avi"}[name]
+
+
+def test_what_is_no_clip_is_refused_without_its_path(tmp_path: Path) -> None:
+    clip = _write(tmp_path / "a.mp4", "libx264")
+    playlist = tmp_path / "a.m3u8"
+    playlist.write_text(f"#EXTM3U\n#EXTINF:1,\n{clip}\n#EXT-X-ENDLIST\n")
+    concat = tmp_path / "concat.mp4"
+    concat.write_text(f"ffconcat version 1.0\nfile {clip}\n")
+    image = tmp_path / "a.png"
+    Image.new("RGB", (64, 64)).save(image)
+    cut = tmp_path / "cut.mp4"
+    cut.write_bytes(clip.read_bytes()[:200])
+    sound = tmp_path / "sound.mp4"
+    with av.open(str(sound), "w") as file:
+        stream = file.add_stream("aac", rate=44100)
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        frame.sample_rate = 44100
+        file.mux(stream.encode(frame))
+        file.mux(stream.encode())
+    for path in (playlist, concat, image, cut, sound, tmp_path / "missing.mp4"):
+        with pytest.raises(UnsupportedMedia) as caught:
+            probe_clip(path, param="video")
+        assert caught.value.param == "video"
+        assert str(tmp_path) not in str(caught.value.to_body())
+
+
+def test_clips_past_a_limit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clip = _write(tmp_path / "a.mp4", "libx264")
+    for name, limit, reason in (
+        ("MAX_CLIP_SECONDS", 0.5, "seconds"),
+        ("MAX_CLIP_FRAMES", 9, "frames"),
+        ("MAX_CLIP_PIXELS", 1000, "pixels"),
+        ("MAX_CLIP_FPS", 5, "frames a second"),
+    ):
+        with monkeypatch.context() as limits, pytest.raises(MediaServerError, match=reason):
+            limits.setattr(probe, name, limit)
+            probe_clip(clip, param="video")
+
+
+def test_a_probe_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clip = _write(tmp_path / "a.mp4", "libx264")
+    monkeypatch.setattr(probe, "_TIMEOUT_S", 0.01)
+    with pytest.raises(UnsupportedMedia, match="in time"):
+        probe_clip(clip, param="video")
