@@ -122,7 +122,7 @@ def test_lengths_of_a_chained_clip(card: VideoCard, values: dict[str, Any], num_
     [
         ({"prompt": " \n"}, "prompt", "must not be empty", " \n"),
         ({"prompt": "x" * 201}, "prompt", "at most 200 characters", 201),
-        ({"prompt": "a\0b"}, "prompt", "must not hold the NUL character", 1),
+        ({"prompt": "a\0b"}, "prompt", "must hold neither NUL nor half a surrogate pair", "U+0000 at 1"),
         ({"negative_prompt": "x" * 201}, "negative_prompt", "at most 200 characters", 201),
         ({"size": "160*96"}, "size", "must be WIDTHxHEIGHT in pixels", "160*96"),
         ({"size": "161x96"}, "size", "width must be a multiple of 16", "161x96"),
@@ -207,8 +207,10 @@ def test_a_refused_value_is_not_repeated_at_length() -> None:
         parse_clip_request({"prompt": "a", "seconds": "9" * 5000})
     assert len(refused.value.message) < 400
     with pytest.raises(InvalidRequest) as refused:
-        parse_clip_request({"prompt": "a \ud800"})
-    assert refused.value.param == "prompt"
+        validate_clip(_CARD, parse_clip_request({"prompt": "a \ud800"}))
+    assert (refused.value.param, refused.value.value) == ("prompt", "U+D800 at 2")
+    with pytest.raises(InvalidRequest) as refused:
+        parse_clip_request({"prompt": "a", "size": ["\ud800"]})
     refused.value.message.encode()
     with pytest.raises(InvalidRequest, match=r"^prompt: is required\.$"):
         parse_clip_request({})
