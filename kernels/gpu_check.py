@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget-s", type=float, default=60.0, help="seconds for everything, compilation included")
     parser.add_argument("--commit", help="commit to record; asked of git by default")
     parser.add_argument("--only", nargs="*", help="names of checks to run")
-    parser.add_argument("--workers", type=int, default=8, help="processes that compile ahead")
+    parser.add_argument("--workers", type=int, default=14, help="processes that compile ahead")
     options = parser.parse_args(arguments)
     deadline = time.monotonic() + options.budget_s
     device = torch.device("cuda", 0)
