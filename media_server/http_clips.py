@@ -204,9 +204,7 @@ async def _read_image(state: State, owner: Caller, name: InputName, inputs: Inpu
         return content
     reference = inputs.references[name]
     if reference.image_url is not None:
-        return await read_image_url(
-            reference.image_url, param=FIELDS[name], allow_private=settings.allow_private_urls
-        )
+        return await read_image_url(reference.image_url, param=FIELDS[name], allow_private=settings.allow_private_urls)
     return await run_in_threadpool(_last_frame, state, owner, reference.file_id or "", FIELDS[name])
 
 

@@ -15,6 +15,7 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import compile_path
 
 from media_server.errors import InvalidRequest, MediaServerError, NotFound, NotReady
 from media_server.http_context import RequestContext
@@ -138,7 +139,8 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         found: MediaServerError = NotFound(f"Nothing is at {shown(request.url.path)}.", code="unknown_url")
     elif error.status_code == 405:
-        allowed = headers.get("Allow", "other methods")
+        # Starlette names the methods of the first route of this path only
+        allowed = headers["Allow"] = _methods(request) or headers.get("Allow", "")
         found = MethodNotAllowed(
             f"{shown(request.url.path)} does not take {request.method}; it takes {allowed}.",
             rule=allowed,
@@ -167,6 +169,14 @@ async def _on_unforeseen(request: Request, error: Exception) -> Response:
         # this answer leaves outside our middleware, so it adds the id itself
         {"x-request-id": ids["request_id"]},
     )
+
+
+def _methods(request: Request) -> str | None:
+    """List the methods that the path of a request takes, as the OpenAPI document has them."""
+    for template, operations in request.app.openapi()["paths"].items():
+        if compile_path(template)[0].match(request.url.path):
+            return ", ".join(sorted(method.upper() for method in operations))
+    return None
 
 
 def _ids(request: Request) -> dict[str, str]:

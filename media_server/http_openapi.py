@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
+from media_server import http_objects
 from media_server.http_errors import PROBLEM_TYPE
 from media_server.http_objects import JobEvent, Problem
 
@@ -95,6 +96,10 @@ def _write(app: FastAPI, bodies: list[type[BaseModel]]) -> dict[str, Any]:
         schema = model.model_json_schema(ref_template=_REF)
         schemas.update(schema.pop("$defs", {}))
         schemas[model.__name__] = schema
+    for model in _with_examples():
+        if model.__name__ in schemas:
+            # FastAPI drops what is null from them, and with it the fields
+            schemas[model.__name__]["examples"] = _examples(model)
     for path in document["paths"].values():
         for operation in path.values():
             _declare_errors(operation)
@@ -102,6 +107,16 @@ def _write(app: FastAPI, bodies: list[type[BaseModel]]) -> dict[str, Any]:
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     return document
+
+
+def _with_examples() -> list[type[BaseModel]]:
+    found = [item for item in vars(http_objects).values() if isinstance(item, type) and issubclass(item, BaseModel)]
+    return [model for model in found if _examples(model)]
+
+
+def _examples(model: type[BaseModel]) -> list[Any]:
+    extra = model.model_config.get("json_schema_extra")
+    return list(extra.get("examples", [])) if isinstance(extra, dict) else []  # type: ignore[arg-type]
 
 
 def _declare_errors(operation: dict[str, Any]) -> None:

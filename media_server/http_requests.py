@@ -122,9 +122,7 @@ class ExtensionRequest(_Body):
     """A clip to be continued from its last frames; the file that comes out begins with the clip given."""
 
     model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"prompt": "the ball stops", "seconds": "2", "video": {"id": _ID}}]
-        }
+        json_schema_extra={"examples": [{"prompt": "the ball stops", "seconds": "2", "video": {"id": _ID}}]}
     )
 
     prompt: str

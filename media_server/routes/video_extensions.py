@@ -33,6 +33,7 @@ from media_server.http_errors import ProblemResponse
 from media_server.http_openapi import body_of, errors
 from media_server.http_requests import ExtensionRequest, parse_body, take_files
 from media_server.jobs.database import Database
+from media_server.models.card import VideoCard
 from media_server.models.registry import ClipRequest, get_card, parse_clip_request
 from media_server.routes.videos import MAX_PART_BYTES, answer, clip_fields, extras_of
 
@@ -62,6 +63,7 @@ async def extend_video(request: Request, response: Response, owner: Owner) -> ob
             card = await run_in_threadpool(get_card, db, source.model or body.model, "video")
             asked = body.model_dump(include=set(ClipRequest.model_fields), exclude={"model"}, exclude_none=True)
             clip = parse_clip_request({**source.fields, **asked})
+            _check_length(source.info, clip, card)
             suffix = source.info.suffix
             inputs = Inputs(files={"video": InputFile(suffix, CONTENT_TYPES[suffix], source.path)})
             params = {"source": {"id": source.clip_id, "num_frames": source.info.num_frames}}
@@ -127,6 +129,15 @@ def _open_source(
     kept = ("size", "fps", "num_inference_steps", "guidance_scale", "guidance_scale_2", "negative_prompt", "attention")
     fields = {name: value for name, value in clip_fields(job).items() if name in (*kept, "output")}
     return _Source(path, probe_clip(path, param="video"), fields, job.model, job.id)
+
+
+def _check_length(info: ClipInfo, clip: ClipRequest, card: VideoCard) -> None:
+    """Refuse a clip that is shorter than what a continuation takes over from it."""
+    overlap = (clip.extend and clip.extend.overlap_frames) or card.frames.temporal + 1
+    if info.num_frames < overlap:
+        rule = f"at least {overlap} frames to continue from"
+        message = f"video: must have {rule}, got {info.num_frames}."
+        raise InvalidRequest(message, param="video", rule=rule, value=info.num_frames)
 
 
 def _of_the_clip(error: InvalidRequest) -> InvalidRequest:

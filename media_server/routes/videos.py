@@ -31,7 +31,6 @@ _REMIX_FIELDS = {"prompt", "negative_prompt", "seed", "metadata"}
 _INPUT_FIELDS: Mapping[str, InputName] = {"input_reference": "first_frame", "last_frame": "last_frame"}
 
 
-
 @router.post(
     "",
     response_model=objects.Video,

@@ -296,11 +296,14 @@ def test_extension_of_an_upload_and_what_it_refuses(service: Any, clip_bytes: by
     assert service.contents() == before
 
 
-@pytest.mark.parametrize(("size", "fps", "rule"), [((100, 96), 16, "size"), ((160, 96), 120, "fps")])
+@pytest.mark.parametrize(
+    ("frames", "size", "fps", "rule"),
+    [(8, (100, 96), 16, "size"), (8, (160, 96), 120, "fps"), (4, (160, 96), 16, "at least 5 frames")],
+)
 def test_an_upload_off_the_models_rule_blames_the_clip(
-    service: Any, write_clip: Any, tmp_path: Path, size: tuple[int, int], fps: int, rule: str
+    service: Any, write_clip: Any, tmp_path: Path, frames: int, size: tuple[int, int], fps: int, rule: str
 ) -> None:
-    content = write_clip(tmp_path / "x.mp4", 4, size, fps)
+    content = write_clip(tmp_path / "x.mp4", frames, size, fps)
     answer = service.http.post(
         "/v1/videos/extensions",
         data={"prompt": "on", "seconds": "1"},

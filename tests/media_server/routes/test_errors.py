@@ -1,0 +1,240 @@
+"""Every refusal is OpenAI's error object with field, rule and value, as a problem document, and writes nothing."""
+
+import io
+import json
+from typing import Any
+
+import pytest
+from PIL import Image
+from sqlalchemy.exc import OperationalError
+
+
+def check_problem(answer: Any, status: int, code: str, param: str | None = None) -> dict[str, Any]:
+    """Check the shape that every error has; returns the body."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.headers["x-request-id"]
+    body: dict[str, Any] = answer.json()
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert (body["error"]["code"], body["error"]["param"]) == (code, param)
+    assert (body["status"], body["detail"]) == (status, body["error"]["message"])
+    assert body["type"] == f"urn:media-server:error:{code}"
+    assert body["title"]
+    return body
+
+
+def _image(format: str = "PNG", size: tuple[int, int] = (64, 64)) -> bytes:
+    content = io.BytesIO()
+    Image.new("RGB", size).save(content, format)
+    return content.getvalue()
+
+
+BAD_CLIPS: dict[str, tuple[dict[str, Any], str, Any]] = {
+    "empty prompt": ({"prompt": "  "}, "prompt", "  "),
+    "no prompt": ({}, "prompt", None),
+    "prompt too long": ({"prompt": "x" * 501}, "prompt", 501),
+    "prompt of another type": ({"prompt": 7}, "prompt", 7),
+    "size off the rule": ({"prompt": "a", "size": "161x96"}, "size", "161x96"),
+    "size too large": ({"prompt": "a", "size": "1280x720"}, "size", "1280x720"),
+    "size unreadable": ({"prompt": "a", "size": "big"}, "size", "big"),
+    "too long": ({"prompt": "a", "seconds": 31}, "seconds", 496),
+    "no length": ({"prompt": "a", "seconds": 0}, "seconds", 0),
+    "seconds unreadable": ({"prompt": "a", "seconds": "soon"}, "seconds", "soon"),
+    "lengths disagree": ({"prompt": "a", "seconds": 1, "num_frames": 3}, "num_frames", None),
+    "fps": ({"prompt": "a", "fps": 500}, "fps", 500),
+    "seed": ({"prompt": "a", "seed": 2**53}, "seed", 2**53),
+    "steps": ({"prompt": "a", "num_inference_steps": 51}, "num_inference_steps", 51),
+    "guidance": ({"prompt": "a", "guidance_scale": -1}, "guidance_scale", -1),
+    "second expert": ({"prompt": "a", "guidance_scale_2": 1}, "guidance_scale_2", 1),
+    "attention": ({"prompt": "a", "attention": {"mode": "sparse"}}, "attention.mode", "sparse"),
+    "codec": ({"prompt": "a", "output": {"codec": "av1"}}, "output.codec", "av1"),
+    "segments": ({"prompt": "a", "seconds": 10, "extend": {"segments": 1}}, "extend.segments", 1),
+    "metadata": ({"prompt": "a", "metadata": {"k": 1}}, "metadata.k", 1),
+    "webhook": ({"prompt": "a", "webhook_url": "http://example.com/"}, "webhook_url", None),
+    "webhook inside": ({"prompt": "a", "webhook_url": "https://127.0.0.1/"}, "webhook_url", None),
+    "image URL inside": ({"prompt": "a", "input_reference": "https://localhost/a.png"}, "input_reference", None),
+    "image URL of another scheme": ({"prompt": "a", "input_reference": "file:///etc/passwd"}, "input_reference", None),
+    "data URI": ({"prompt": "a", "last_frame": "data:image/png;base64,!"}, "last_frame", None),
+    "two images": ({"prompt": "a", "last_frame": {"image_url": "x", "file_id": "y"}}, "last_frame", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_CLIPS)
+def test_a_bad_clip_names_field_rule_and_value_and_writes_nothing(service: Any, name: str) -> None:
+    fields, param, value = BAD_CLIPS[name]
+    before = service.contents()
+    answer = service.http.post("/v1/videos", json=fields)
+    code = "invalid_url" if "URL" in name or "URI" in name or "webhook" in name else "invalid_request"
+    body = check_problem(answer, 400, code, param)
+    assert body["rule"]
+    if value is not None:
+        assert body["value"] == value
+    assert service.contents() == before
+
+
+def test_the_same_refusals_by_form(service: Any) -> None:
+    before = service.contents()
+    answer = service.http.post("/v1/videos", files={"prompt": (None, "a"), "attention[density]": (None, "2")})
+    assert check_problem(answer, 400, "invalid_request", "attention.density")["value"] == "2"
+    answer = service.http.post("/v1/videos", files={"prompt": (None, "a"), "loras[]": (None, "x")})
+    body = check_problem(answer, 400, "unknown_parameter", "loras")
+    assert body["rule"] == "this field is not known here"
+    answer = service.http.post("/v1/videos", data={"prompt": "a"}, files={"prompt": ("a.txt", b"x", "text/plain")})
+    assert check_problem(answer, 400, "invalid_request", "prompt")
+    assert service.contents() == before
+
+
+def test_unknown_model(service: Any) -> None:
+    before = service.contents()
+    body = check_problem(
+        service.http.post("/v1/videos", json={"prompt": "a", "model": "sora-2"}), 404, "model_not_found", "model"
+    )
+    assert (body["rule"], body["value"]) == ("one of tiny-wan", "sora-2")
+    check_problem(service.http.post("/v1/films", json={"idea": "a", "model": "x"}), 404, "model_not_found", "model")
+    check_problem(service.http.get("/v1/models/sora-2"), 404, "model_not_found", "model")
+    assert service.contents() == before
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "code"),
+    [
+        (b"%PDF-1.7 not an image", 415, "unsupported_media"),
+        (_image("BMP"), 415, "unsupported_media"),
+        (_image("GIF"), 415, "unsupported_media"),
+        (b"", 415, "unsupported_media"),
+        (_image()[:60], 400, "invalid_request"),
+        (_image(size=(4, 4)), 400, "invalid_request"),
+    ],
+)
+def test_wrong_file_type(service: Any, content: bytes, status: int, code: str) -> None:
+    before = service.contents()
+    answer = service.http.post(
+        "/v1/videos", data={"prompt": "a"}, files={"input_reference": ("a.png", content, "image/png")}
+    )
+    assert check_problem(answer, status, code, "input_reference")["rule"]
+    assert service.contents() == before
+
+
+@pytest.mark.parametrize(
+    ("content", "content_type", "status", "code"),
+    [
+        (b'{"prompt": "a"', "application/json", 400, "malformed_json"),
+        (b'["prompt"]', "application/json", 400, "malformed_json"),
+        (b"prompt", "text/plain", 415, "unsupported_media"),
+        (b"--x\r\n", "multipart/form-data", 400, "malformed_form"),
+        (b"garbage", "multipart/form-data; boundary=x", 400, "malformed_form"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/videos", "/v1/films", "/v1/videos/extensions"])
+def test_malformed_bodies(service: Any, path: str, content: bytes, content_type: str, status: int, code: str) -> None:
+    before = service.contents()
+    answer = service.http.post(path, content=content, headers={"content-type": content_type})
+    assert check_problem(answer, status, code)["rule"]
+    assert service.contents() == before
+
+
+def test_huge_bodies_are_refused_by_their_length_and_while_they_stream(service: Any) -> None:
+    before = service.contents()
+    limit = service.settings.max_body_bytes
+    huge = b'{"prompt": "' + b"a" * limit + b'"}'
+    for answer in (
+        service.http.post("/v1/videos", content=huge, headers={"content-type": "application/json"}),
+        service.http.post("/v1/films", content=iter([huge[:1000], huge[1000:]])),
+        service.http.post(
+            "/v1/videos",
+            data={"prompt": "a"},
+            files={"input_reference": ("a.png", bytes(service.settings.max_upload_bytes + 1), "image/png")},
+        ),
+    ):
+        body = check_problem(answer, 413, "too_large")
+        assert "bytes" in body["rule"]
+    assert service.contents() == before
+
+
+def test_streamed_bodies_never_reach_the_handler_past_the_limit(service: Any) -> None:
+    sent = 0
+
+    def chunks() -> Any:
+        nonlocal sent
+        while True:
+            sent += 1 << 16
+            if sent > service.settings.max_body_bytes * 4:
+                return
+            yield b" " * (1 << 16)
+
+    answer = service.http.post("/v1/videos", content=chunks(), headers={"content-type": "application/json"})
+    check_problem(answer, 413, "too_large")
+
+
+def test_paths_methods_and_queries(service: Any) -> None:
+    check_problem(service.http.get("/v1/nothing"), 404, "unknown_url")
+    answer = service.http.put("/v1/videos")
+    check_problem(answer, 405, "method_not_allowed")
+    assert answer.headers["allow"] == "GET, POST"
+    for path, param, value in (
+        ("/v1/videos?limit=0", "limit", "0"),
+        ("/v1/videos?limit=many", "limit", "many"),
+        ("/v1/videos?order=up", "order", "up"),
+        ("/v1/videos?after=video_0", "after", "video_0"),
+        ("/v1/jobs?status=lost", "status", "lost"),
+    ):
+        body = check_problem(service.http.get(path), 400, "invalid_request", param)
+        assert body["value"] == value and body["rule"]
+    for path in ("/v1/videos/video_0", "/v1/films/film_0", "/v1/jobs/x", "/v1/jobs/x/events", "/v1/videos/x/content"):
+        check_problem(service.http.get(path), 404, "not_found", "id")
+    check_problem(service.http.post("/v1/jobs/x/cancel"), 404, "not_found", "id")
+    check_problem(service.http.post("/v1/videos/x/remix", json={"prompt": "a"}), 404, "not_found", "video_id")
+    film = service.http.post("/v1/films", json={"idea": "a"}).json()
+    check_problem(service.http.get(f"/v1/videos/{film['id']}"), 404, "not_found", "id")
+
+
+def test_a_body_that_is_named_too_long_is_shortened_in_the_answer(service: Any) -> None:
+    answer = service.http.post("/v1/videos", json={"prompt": "a", "size": "9" * 5000})
+    body = check_problem(answer, 400, "invalid_request", "size")
+    assert len(json.dumps(body)) < 2000
+
+
+def test_pages_of_other_origins_may_read_nothing_in(service: Any) -> None:
+    before = service.contents()
+    answer = service.http.post("/v1/videos", data={"prompt": "a"}, headers={"origin": "https://evil.example"})
+    check_problem(answer, 403, "cross_origin")
+    assert service.contents() == before
+    answer = service.http.post("/v1/videos", json={"prompt": "a"}, headers={"origin": "http://127.0.0.1:8000"})
+    assert answer.status_code == 200
+
+
+def test_what_was_not_foreseen_is_500_without_a_word_of_the_inside(
+    service: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("secret of the inside")
+
+    monkeypatch.setattr("media_server.routes.models.list_cards", broken)
+    answer = service.http.get("/v1/models")
+    check_problem(answer, 500, "internal_error")
+    assert "secret" not in answer.text
+
+
+def test_a_database_that_refuses_is_503(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def locked(*args: Any, **kwargs: Any) -> Any:
+        raise OperationalError("SELECT secret", {}, Exception("database is locked"))
+
+    monkeypatch.setattr("media_server.routes.models.list_cards", locked)
+    answer = service.http.get("/v1/models")
+    check_problem(answer, 503, "database_unavailable")
+    assert answer.headers["retry-after"] == "1"
+    assert "secret" not in answer.text
+
+
+def test_files_of_a_row_that_could_not_be_written_are_removed(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = service.contents()
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise OperationalError("INSERT", {}, Exception("disk I/O error"))
+
+    monkeypatch.setattr("media_server.jobs.store.submit", refuse)
+    answer = service.http.post(
+        "/v1/videos", data={"prompt": "a"}, files={"input_reference": ("a.png", _image(), "image/png")}
+    )
+    check_problem(answer, 503, "database_unavailable")
+    assert service.contents() == before
