@@ -136,11 +136,12 @@ def _sea(u: Tensor, v: Tensor, t: Tensor, layout: tuple[Tensor, ...], pixel: Ten
     colors = _mix(colors, _ink((96, 140, 116), u), island)
     colors = _mix(colors, _ramp((58, 142, 202), (22, 84, 160), (v - 0.5) / 0.5), _below(v, 0.5, pixel))
     for level, wave, height, pace, bold in (
-        (0.585, 9.0, 0.008, 1.2, 0.011),
-        (0.71, 6.5, 0.014, -1.5, 0.015),
-        (0.88, 4.7, 0.022, 1.8, 0.021),
+        (0.585, 9.0, 0.008, 2.6, 0.011),
+        (0.71, 6.5, 0.014, -2.2, 0.015),
+        (0.88, 4.7, 0.022, 2.4, 0.021),
     ):
-        crest = level + height * torch.sin(wave * u + pace * t + 6.3 * d + 7 * level)
+        # waves sway to and fro, so that a moving camera alone shifts what is behind
+        crest = level + height * torch.sin(wave * u + 0.6 * torch.sin(pace * t) + 6.3 * d + 7 * level)
         colors = _mix(colors, _ink((150, 204, 234), u), 0.75 * _inside((v - crest).abs() - bold, pixel))
     return colors
 
