@@ -1,0 +1,128 @@
+"""The encoded clips that the denoiser trains on: latents and caption embeddings by size of clip.
+
+Invariants: latents are normalised; a clip's `rest` is `rest_latent` of its frame -4 (see video/tiny/model.py); a
+caption's embedding has zeros after `</s>`, as in the Wan pipelines.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.pool import Pool
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from video.tiny import bank, forward
+from video.tiny.draw import draw
+from video.tiny.forward import Kernels
+from video.tiny.model import PATCH, SPATIAL_FACTOR, TEMPORAL_FACTOR
+from video.tiny.optim import Budget
+from video.tiny.train_text import embed
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A size of clip: `batch` clips a step; its share of the steps goes from `share` to `late_share`.
+
+    max_clips: encoded at most; material: its share of the time for encoding.
+    """
+
+    height: int
+    width: int
+    num_frames: int
+    batch: int
+    share: float
+    late_share: float
+    material: float
+    max_clips: int
+
+    @property
+    def latent_frames(self) -> int:
+        return (self.num_frames - 1) // TEMPORAL_FACTOR + 1
+
+    @property
+    def tokens_a_frame(self) -> int:
+        return self.height * self.width // (SPATIAL_FACTOR * PATCH) ** 2
+
+    @property
+    def tokens(self) -> int:
+        return self.latent_frames * self.tokens_a_frame
+
+    @property
+    def name(self) -> str:
+        return f"{self.height}x{self.width}x{self.num_frames}"
+
+
+@dataclass
+class Encoded:
+    """The clips of a bucket: latents `[N, 16, F, h, w]`, rest `[N, 16, 1, h, w]`, text `[N, K, L, D]`."""
+
+    bucket: Bucket
+    latents: Tensor
+    rest: Tensor
+    text: Tensor
+
+
+def request(pool: Pool | None, buckets: tuple[Bucket, ...], captions_each: int) -> list[Iterator[bank.Said]]:
+    """Ask the workers for the scenes and captions of all buckets; they run while other things go on."""
+    return [
+        bank.say_all(pool, bank.jobs("train", 1_000_000 * index, bucket.max_clips, captions_each))
+        for index, bucket in enumerate(buckets)
+    ]
+
+
+@torch.no_grad()
+def encode_bucket(
+    bucket: Bucket, said: Iterator[bank.Said], vae: Any, encoder: Any, kernels: Kernels, seconds: float | None
+) -> Encoded:
+    """Draw and encode clips until the seconds or the bucket's `max_clips` are used up.
+
+    Args:
+        bucket: size and count.
+        said: scenes and captions in order.
+        vae, encoder: trained, on one device.
+        kernels: compiled or not.
+        seconds: wall clock; None for no limit.
+    """
+    device = next(vae.parameters()).device
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    mean = torch.tensor(vae.config.latents_mean, device=device).view(1, -1, 1, 1, 1)
+    std = torch.tensor(vae.config.latents_std, device=device).view(1, -1, 1, 1, 1)
+    latents: list[Tensor] = []
+    rests: list[Tensor] = []
+    texts: list[Tensor] = []
+    limit = Budget(seconds=seconds) if seconds is not None else Budget(steps=bucket.max_clips)
+    clips_at_once = max(1, 64 * 33 * 96 * 160 // (bucket.num_frames * bucket.height * bucket.width))
+    count = 0
+    for part in said:
+        clips = draw(part.scenes, bucket.num_frames, bucket.height, bucket.width, device=device)
+        for some in clips.split(clips_at_once):
+            encoded, _ = forward.encode(vae, some, kernels, dtype)
+            still = some[:, -TEMPORAL_FACTOR, None].expand(-1, 1 + TEMPORAL_FACTOR, -1, -1, -1)
+            resting, _ = forward.encode(vae, still, kernels, dtype)
+            latents.append(((encoded - mean) / std).to(dtype))
+            rests.append(((resting[:, :, 1:] - mean) / std).to(dtype))
+        rows = torch.from_numpy(part.ids).to(device)
+        texts.append(embed(encoder, rows.flatten(0, 1), dtype).unflatten(0, rows.shape[:2]))
+        count += len(part.scenes)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        if limit.progress(count) >= 1:
+            break
+    return Encoded(bucket, torch.cat(latents), torch.cat(rests), torch.cat(texts))
+
+
+def encode_all(
+    buckets: tuple[Bucket, ...],
+    said: list[Iterator[bank.Said]],
+    vae: nn.Module,
+    encoder: nn.Module,
+    kernels: Kernels,
+    seconds: float | None,
+) -> list[Encoded]:
+    """Encode every bucket, each within its share of the seconds."""
+    total = sum(bucket.material for bucket in buckets)
+    return [
+        encode_bucket(b, s, vae, encoder, kernels, None if seconds is None else seconds * b.material / total)
+        for b, s in zip(buckets, said, strict=True)
+    ]

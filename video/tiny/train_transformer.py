@@ -1,0 +1,272 @@
+"""Trains the tiny denoiser: `python -m video.tiny.train_transformer --device cpu --steps 1000 --out runs/a --resume`.
+
+Flow matching: x = (1 - s) clean + s noise, the target is noise - clean, the timestep 1000 s; s is logit-normal (80 %)
+or uniform (20 %), shifted more where a clip has more tokens. Conditioned latent frames are clean with timestep 0 and
+count nothing in the loss: none, the first, the first two to four, or the first and the last (`rest_latent`). A tenth of
+the captions is empty. In causal batches a latent frame attends to itself and earlier ones; a prefix of any length is
+clean and the later frames have noise levels of their own, as in a rollout with cached keys and values.
+
+Invariant: step n draws everything from (seed, n), so a resumed run continues bit for bit on the CPU.
+"""
+
+import argparse
+import logging
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from video.tiny import bank, captions, forward
+from video.tiny.forward import Kernels
+from video.tiny.latents import Bucket, Encoded, encode_all, request
+from video.tiny.model import TRANSFORMER, build_autoencoder, build_text_encoder, build_transformer
+from video.tiny.optim import Budget, Optimizer, learning_rate_scale
+from video.tiny.runs import Log, load_state, load_weights, save_state, save_weights
+from video.tiny.tokenizer import MAX_TOKENS
+from video.tiny.train_text import embed
+
+logger = logging.getLogger(__name__)
+
+HIDDEN = ("to_q.weight", "to_k.weight", "to_v.weight", "to_out.0.weight", "ffn.net")
+STATE_FILE = "transformer.state"
+CAPTIONS_EACH = 12
+# Shares of the conditions: none, first latent frame, first two to four, first and last.
+CONDITIONS = (0.56, 0.20, 0.16, 0.08)
+EMPTY_CAPTIONS = 0.1
+BUCKETS = (
+    Bucket(96, 160, 33, 64, share=0.64, late_share=0.50, material=0.50, max_clips=40960),
+    Bucket(96, 96, 33, 96, share=0.10, late_share=0.08, material=0.07, max_clips=8192),
+    Bucket(80, 128, 33, 96, share=0.08, late_share=0.05, material=0.06, max_clips=8192),
+    Bucket(96, 160, 17, 96, share=0.05, late_share=0.04, material=0.04, max_clips=8192),
+    Bucket(96, 96, 57, 64, share=0.06, late_share=0.05, material=0.06, max_clips=8192),
+    Bucket(144, 256, 33, 24, share=0.04, late_share=0.14, material=0.12, max_clips=8192),
+    Bucket(144, 256, 57, 16, share=0.03, late_share=0.14, material=0.15, max_clips=8192),
+)
+SMALL_BUCKETS = (
+    Bucket(48, 80, 9, 4, share=0.7, late_share=0.5, material=0.5, max_clips=32),
+    Bucket(32, 48, 17, 4, share=0.3, late_share=0.5, material=0.5, max_clips=32),
+)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's material: clean `[B, 16, F, h, w]`, sigmas `[B, F]` (0 where conditioned), text `[B, L, D]`."""
+
+    clean: Tensor
+    sigmas: Tensor
+    noise: Tensor
+    text: Tensor
+    mask: Tensor | None
+
+
+def train(
+    model: nn.Module,
+    material: list[Encoded],
+    empty: Tensor,
+    budget: Budget,
+    out: Path,
+    log: Log,
+    kernels: Kernels,
+    *,
+    seed: int = 0,
+    learning_rate: float = 2e-3,
+    causal_share: float = 0.15,
+    log_every: int = 50,
+    save_every: int | None = None,
+    weights_every_s: float = 60.0,
+    resume: bool = False,
+) -> nn.Module:
+    """Train to the end of the budget and return the denoiser with averaged weights.
+
+    Args:
+        model: the denoiser on its device.
+        material: encoded clips by size.
+        empty: embedding of the empty caption, `[L, D]`.
+        budget: steps or seconds.
+        out: folder of the state and the weights.
+        log: gets a line every `log_every` steps.
+        kernels: compiled or not.
+        seed: of everything a step draws.
+        learning_rate: peak.
+        causal_share: share of the steps whose attention is causal over latent frames.
+        log_every, save_every: in steps; a state is written only where `save_every` is given.
+        weights_every_s: seconds between writings of the averaged weights.
+        resume: continue from the state in `out`.
+    """
+    device = empty.device
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    optimizer = Optimizer(model, HIDDEN, learning_rate, ema_decay=0.9985)
+    step = 0
+    state = load_state(out / STATE_FILE, device) if resume else None
+    if state is not None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        step = state["step"]
+    generator = torch.Generator(device)
+    masks = {e.bucket.name: causal_mask(e.bucket, device) for e in material}
+    saved_s, seen, losses, window = budget.elapsed_s, 0, torch.zeros((), device=device), 0
+    while (progress := budget.progress(step)) < 1:
+        choice = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        draws = torch.rand(2, generator=choice).tolist()
+        encoded = choose(material, draws[0], progress)
+        mask = masks[encoded.bucket.name] if draws[1] < causal_share else None
+        generator.manual_seed(seed * 1_000_003 + step)
+        batch = draw_batch(encoded, empty, mask, generator)
+        loss = flow_loss(model, batch, kernels, dtype)
+        loss.backward()
+        scale = learning_rate_scale(progress, step)
+        optimizer.step(scale)
+        losses, window, seen = losses + loss.detach(), window + 1, seen + len(batch.clean)
+        if step % log_every == 0:
+            value = float(losses) / window
+            optimizer.keep_or_restore(math.isfinite(value))
+            losses, window = torch.zeros((), device=device), 0
+            log.write("transformer", step=step, clips=seen, loss=value, lr=learning_rate * scale)
+        step += 1
+        if save_every is not None and step % save_every == 0:
+            model_state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+            save_state(out / STATE_FILE, {"model": model_state, "optimizer": optimizer.state_dict(), "step": step})
+        if budget.elapsed_s - saved_s > weights_every_s:
+            saved_s = budget.elapsed_s
+            save_weights(out, "transformer", optimizer.ema_state(), {"steps": step, "clips": seen, "is_final": False})
+    model.load_state_dict(optimizer.ema_state(), strict=False)
+    log.write("transformer", step=step, clips=seen, elapsed_s=budget.elapsed_s)
+    save_weights(out, "transformer", model.state_dict(), {"steps": step, "clips": seen, "is_final": True})
+    return model
+
+
+def choose(material: list[Encoded], draw: float, progress: float) -> Encoded:
+    """Choose a size of clip: shares move from `share` to `late_share` over the second half."""
+    late = min(max(2 * progress - 0.6, 0.0), 1.0)
+    shares = [e.bucket.share + late * (e.bucket.late_share - e.bucket.share) for e in material]
+    reached = 0.0
+    for encoded, share in zip(material, shares, strict=True):
+        reached += share / sum(shares)
+        if draw < reached:
+            return encoded
+    return material[-1]
+
+
+def draw_batch(encoded: Encoded, empty: Tensor, mask: Tensor | None, generator: torch.Generator) -> Batch:
+    """Draw clips, captions, noise levels and conditions; nothing is read back to the host."""
+    bucket, device = encoded.bucket, empty.device
+    size, frames = bucket.batch, bucket.latent_frames
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, device=device)
+
+    def pick(count: int) -> Tensor:
+        return torch.randint(count, (size,), generator=generator, device=device)
+
+    rows = pick(len(encoded.latents))
+    clean = encoded.latents[rows].float()
+    text = encoded.text[rows, pick(encoded.text.shape[1])]
+    text = torch.where((uniform(size, 1, 1) < EMPTY_CAPTIONS), empty, text)
+    noise = torch.randn(clean.shape, generator=generator, device=device)
+    levels = (size, frames if mask is not None else 1)
+    normal = torch.randn(levels, generator=generator, device=device)
+    sigmas = torch.where(uniform(*levels) < 0.8, torch.sigmoid(normal), uniform(*levels))
+    shift = flow_shift(bucket.tokens)
+    sigmas = (shift * sigmas / (1 + (shift - 1) * sigmas)).expand(size, frames)
+    index = torch.arange(frames, device=device)
+    if mask is not None:
+        return Batch(clean, sigmas * (index >= pick(frames)[:, None]), noise, text, mask)
+    none, first, several, _ = CONDITIONS
+    kind = uniform(size)
+    several_count = 2 + pick(max(min(3, frames - 2), 1))
+    count = (kind >= none).long()
+    count = torch.where((kind >= none + first) & (kind < none + first + several), several_count, count)
+    is_last = kind >= none + first + several
+    clean[:, :, -1:] = torch.where(is_last.view(-1, 1, 1, 1, 1), encoded.rest[rows].float(), clean[:, :, -1:])
+    is_clean = (index < count[:, None]) | (is_last[:, None] & (index == frames - 1))
+    return Batch(clean, sigmas * ~is_clean, noise, text, None)
+
+
+def flow_loss(model: nn.Module, batch: Batch, kernels: Kernels, dtype: torch.dtype) -> Tensor:
+    """Compare the predicted velocity with noise - clean over the frames that are not conditioned."""
+    sigmas = batch.sigmas[:, None, :, None, None]
+    noisy = torch.lerp(batch.clean, batch.noise, sigmas)
+    velocity = forward.denoise(model, noisy, 1000 * batch.sigmas, batch.text.to(dtype), kernels, batch.mask, dtype)
+    error = (velocity - (batch.noise - batch.clean)).square().mean((1, 3, 4))
+    counts = (batch.sigmas > 0).float()
+    return (error * counts).sum() / counts.sum().clamp_min(1)
+
+
+def flow_shift(tokens: int) -> float:
+    """Return the shift of the noise levels: 3 at 540 tokens, growing with their square root, within 1.5 to 6."""
+    return min(max(3.0 * math.sqrt(tokens / 540), 1.5), 6.0)
+
+
+def causal_mask(bucket: Bucket, device: torch.device) -> Tensor:
+    """Let each latent frame's tokens attend to it and earlier ones: `[N, N]` bool, rows aligned for fused kernels."""
+    frame = torch.arange(bucket.tokens, device=device) // bucket.tokens_a_frame
+    aligned = (bucket.tokens + 15) // 16 * 16
+    mask = torch.zeros(bucket.tokens, aligned, dtype=torch.bool, device=device)
+    mask[:, : bucket.tokens] = frame[:, None] >= frame[None, :]
+    return mask[:, : bucket.tokens]
+
+
+def fresh_transformer(seed: int, **overrides: Any) -> nn.Module:
+    """Build the denoiser with gates near zero and an output of zero."""
+    torch.manual_seed(seed)
+    model: Any = build_transformer(**overrides)
+    nn.init.zeros_(model.proj_out.weight)
+    nn.init.zeros_(model.proj_out.bias)
+    nn.init.normal_(model.condition_embedder.time_proj.weight, std=0.02)
+    nn.init.zeros_(model.condition_embedder.time_proj.bias)
+    result: nn.Module = model
+    return result
+
+
+def main() -> None:
+    """Train on the command line, from the autoencoder and the text encoder in --out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=0, help="processes that make scenes and captions")
+    parser.add_argument("--small", action="store_true", help="small clips and batches")
+    parser.add_argument("--layers", type=int, default=TRANSFORMER["num_layers"])
+    parser.add_argument("--save-every", type=int, default=100, help="steps between states")
+    parser.add_argument("--resume", action="store_true")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    buckets = SMALL_BUCKETS if args.small else BUCKETS
+    pool = bank.start_workers(args.workers)
+    said = request(pool, buckets, CAPTIONS_EACH)
+    device = torch.device(args.device)
+    kernels = Kernels.choose(device)
+    weights, about = load_weights(args.out, "vae")
+    vae = build_autoencoder(latents_mean=about["latents_mean"], latents_std=about["latents_std"]).to(device)
+    vae.load_state_dict(weights)
+    encoder = build_text_encoder(len(captions.WORDS) + 3).to(device).eval()
+    encoder.load_state_dict(load_weights(args.out, "text")[0])
+    material = encode_all(buckets, said, vae, encoder, kernels, None)
+    train(
+        fresh_transformer(args.seed, num_layers=args.layers).to(device),
+        material,
+        empty_text(encoder, device),
+        Budget(steps=args.steps),
+        args.out,
+        Log(args.out / "log.jsonl"),
+        kernels,
+        seed=args.seed,
+        save_every=args.save_every,
+        resume=args.resume,
+    )
+
+
+def empty_text(encoder: Any, device: torch.device) -> Tensor:
+    """Embed the empty caption: `[L, D]`."""
+    ids = torch.zeros(1, MAX_TOKENS, dtype=torch.int64, device=device)
+    ids[0, 0] = 1
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    return embed(encoder, ids, dtype)[0]
+
+
+if __name__ == "__main__":
+    main()
