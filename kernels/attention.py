@@ -158,8 +158,6 @@ def _attention_kernel(
     batch = batch_head // num_heads
     head = batch_head % num_heads
     kv_head = head // group_size
-    first_q = 0
-    first_k = 0
     if VARLEN:
         first_q = tl.load(cu_seqlens_q + batch)
         first_k = tl.load(cu_seqlens_k + batch)
@@ -249,10 +247,10 @@ def attention_triton(
     config = config or default_config(q)
     block_d = triton.next_power_of_2(head_dim)
     use_tma = config.use_tma and varlen is None and k.shape[2] > 0 and all(can_describe(x) for x in (q, k, v))
-    loads = (q, k, v)
+    loads: tuple[object, ...] = (q, k, v)
     if use_tma:
         rows = (config.block_m, config.block_n, config.block_n)
-        loads = tuple(describe(x, n, block_d) for x, n in zip(loads, rows, strict=True))
+        loads = tuple(describe(x, n, block_d) for x, n in zip((q, k, v), rows, strict=True))
     cu_seqlens_q, cu_seqlens_k = (lse, lse) if varlen is None else varlen[:2]
     _attention_kernel[(triton.cdiv(longest, config.block_m), batch * num_heads)](
         *loads, out, lse, cu_seqlens_q, cu_seqlens_k,

@@ -184,7 +184,8 @@ def decode_case(name: str, batch: int, context: int, page: int, configs: tuple[A
         lambda x, c: paged_attention_triton(x["q"], x["k"], x["v"], x["table"], x["lengths"], scale=head_dim**-0.5,
                                             window=None, config=c),
         configs, reference, lambda x, out: out[:2], {"sdpa contiguous": contiguous_sdpa},
-        4.0 * batch * heads * context * head_dim, 4.0 * batch * context * kv_heads * head_dim, lambda x: [x, {**x, "q": x["q"].clone()}])
+        4.0 * batch * heads * context * head_dim,
+        4.0 * batch * context * kv_heads * head_dim, lambda x: [x, {**x, "q": x["q"].clone()}])
 
 
 def _nvfp4_inputs(m: int, n: int, k: int, copies: int, device: torch.device, filled: bool) -> Inputs:

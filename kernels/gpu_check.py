@@ -119,7 +119,7 @@ def _median_us(function: Callable[[Any], Any], inputs: Any, case: Case) -> float
 
     sets = case.rotate(inputs)
     if len(sets) == 1:
-        return float(triton.testing.do_bench(lambda: function(inputs), warmup=10, rep=50, return_mode="median")) * 1e3
+        return 1e3 * float(triton.testing.do_bench(lambda: function(inputs), warmup=10, rep=50, return_mode="median"))
     for one in sets:
         function(one)
     stream = torch.cuda.Stream()
