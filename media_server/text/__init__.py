@@ -1,0 +1,1 @@
+"""Text: templates, the way to an engine and back, storyboards; no model code."""

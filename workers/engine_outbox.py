@@ -1,0 +1,128 @@
+"""What an engine has written and not yet forgotten: one stream in Valkey for each request, sent once a step.
+
+Invariant: event k of a request has the entry id k-0, for ever; sending it twice leaves it once. A reader that finds an
+id missing reads again: it will be written again.
+"""
+
+import logging
+import time
+from dataclasses import dataclass, field
+
+import redis
+
+from media_server.text.messages import LINGER_S, Generate, TextEvent, meta_key, outbox_key
+
+logger = logging.getLogger(__name__)
+
+# a request's stream outlives its last event by `resume_s`; here its events are kept for a Valkey that restarts
+KEEP_S = 60.0
+# how often an engine without news looks whether Valkey still knows what it was sent
+CHECK_S = 2.0
+_BOOT_KEY = "ms:boot:"
+_DUPLICATE = "equal or smaller"
+
+
+@dataclass
+class _Stream:
+    """The events of one request; the first `num_sent` have been taken by Valkey."""
+
+    meta: str
+    ttl_s: int
+    num_answers: int
+    events: list[str] = field(default_factory=list)
+    num_sent: int = 0
+    ended_at: float | None = None
+
+
+class Outbox:
+    """The streams of one engine."""
+
+    def __init__(self, client: redis.Redis, instance: str) -> None:
+        self.redis = client
+        # a mark that a Valkey which restarted empty does not have
+        self.boot_key = f"{_BOOT_KEY}{instance}"
+        self._streams: dict[str, _Stream] = {}
+        self._checked_at = 0.0
+        # whether Valkey has lost what it was sent, and has not been sent it again
+        self._is_lost = False
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._streams
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether an event waits for Valkey."""
+        return any(stream.num_sent < len(stream.events) for stream in self._streams.values())
+
+    def num_answers(self, request_id: str) -> int:
+        """How many answers a request asked for."""
+        return self._streams[request_id].num_answers
+
+    def open(self, message: Generate) -> None:
+        """Begin the stream of a request."""
+        ttl_s = max(LINGER_S, message.resume_s or 0)
+        self._streams[message.id] = _Stream(message.meta.model_dump_json(), int(ttl_s), message.sampling.n)
+
+    def add(self, request_id: str, event: TextEvent) -> None:
+        """Append an event; it leaves with the next flush."""
+        stream = self._streams[request_id]
+        assert stream.ended_at is None, f"{request_id} has ended"
+        stream.events.append(event.model_dump_json(exclude_defaults=True))
+        if event.is_last:
+            stream.ended_at = time.monotonic()
+
+    def flush(self) -> bool:
+        """Send what is unsent in one pipeline; False if Valkey did not take it, which is tried again."""
+        self._drop_old()
+        is_due = bool(self._streams) and time.monotonic() - self._checked_at >= CHECK_S
+        if not (self.has_unsent or is_due):
+            return True
+        try:
+            if not self._is_lost and not self._send(is_again=False):
+                self._is_lost = True
+                logger.warning("Valkey has restarted empty; %d streams are written again", len(self._streams))
+            if self._is_lost:
+                self._send(is_again=True)
+                self._is_lost = False
+        except (redis.RedisError, OSError) as error:
+            logger.debug("Valkey does not take events: %s", error)
+            return False
+        self._checked_at = time.monotonic()
+        return True
+
+    def _send(self, *, is_again: bool) -> bool:
+        """Send what is unsent, or everything again; returns False if the server has lost what it was sent before."""
+        # one transaction, so that no reader sees a stream that is half written again
+        pipeline = self.redis.pipeline(transaction=is_again)
+        pipeline.set(self.boot_key, "1", get=True)
+        had_sent = any(stream.num_sent for stream in self._streams.values())
+        sent = {}
+        for request_id, stream in self._streams.items():
+            first = 0 if is_again else stream.num_sent
+            if first == len(stream.events):
+                continue
+            sent[request_id] = len(stream.events)
+            if is_again:
+                pipeline.delete(outbox_key(request_id))
+            if first == 0:
+                pipeline.set(meta_key(request_id), stream.meta, ex=stream.ttl_s)
+            for number in range(first, len(stream.events)):
+                pipeline.xadd(outbox_key(request_id), {"d": stream.events[number]}, id=f"{number + 1}-0")
+            pipeline.expire(outbox_key(request_id), stream.ttl_s)
+            pipeline.expire(meta_key(request_id), stream.ttl_s)
+        results = pipeline.execute(raise_on_error=False)
+        for result in results:
+            # sent before a connection broke, and taken
+            if isinstance(result, Exception) and _DUPLICATE not in str(result):
+                raise result
+        if not is_again and results[0] is None and had_sent:
+            return False
+        for request_id, count in sent.items():
+            self._streams[request_id].num_sent = count
+        return True
+
+    def _drop_old(self) -> None:
+        now = time.monotonic()
+        for request_id, stream in list(self._streams.items()):
+            if stream.ended_at is not None and now - stream.ended_at > KEEP_S and stream.num_sent == len(stream.events):
+                del self._streams[request_id]
