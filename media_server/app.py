@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 
 import redis.asyncio
+from anyio import CapacityLimiter
 from celery import Celery
 from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
@@ -29,6 +30,9 @@ from media_server.jobs.doorbell import make_celery, ring
 from media_server.routes import chat, films, health, jobs, models, storyboards, video_extensions, videos
 from media_server.settings import Settings
 
+# images that are decoded at a time: each may take some hundred MB
+MAX_DECODERS = 2
+
 logger = logging.getLogger(__name__)
 
 
@@ -44,6 +48,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.artifacts = open_artifacts(settings)
         app.state.redis = redis.asyncio.from_url(settings.redis_url, socket_connect_timeout=3, socket_timeout=10)
         app.state.event_feed = EventFeed(app.state.db)
+        app.state.decoders = CapacityLimiter(MAX_DECODERS)
         if not is_loopback(settings.host):
             logger.warning("listening on %s without keys: whoever reaches this address may use it", settings.host)
         try:

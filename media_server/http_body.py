@@ -23,6 +23,7 @@ MAX_DEPTH = 16
 BODY_TYPES = ("application/json", "multipart/form-data", "application/x-www-form-urlencoded")
 
 _NAME = re.compile(r"([^\[\]]+)((?:\[[^\[\]]*\])*)")
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _KEY = re.compile(r"\[([^\[\]]*)\]")
 
 
@@ -34,7 +35,7 @@ async def read_body(request: Request, *, max_part_bytes: int) -> AsyncIterator[d
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type == "application/json" or content_type.endswith("+json"):
-        yield parse_json(await request.body())
+        yield check_text(parse_json(await request.body()))
     elif content_type in BODY_TYPES:
         try:
             form = await request.form(
@@ -46,7 +47,7 @@ async def read_body(request: Request, *, max_part_bytes: int) -> AsyncIterator[d
                 f"The form could not be read: {reason}", code="malformed_form", rule="a well-formed multipart body"
             ) from error
         try:
-            yield nest(form.multi_items())
+            yield check_text(nest(form.multi_items()))
         finally:
             await form.close()
     elif not content_type and not await request.body():
@@ -74,6 +75,9 @@ def parse_json(text: bytes) -> dict[str, Any]:
         raise _malformed(f"byte {error.start} is not UTF-8") from error
     except RecursionError as error:
         raise _malformed(f"nested deeper than {MAX_DEPTH} levels") from error
+    except ValueError as error:
+        # Python reads no integer of more than some thousand digits
+        raise _malformed("a number is too long") from error
     if not isinstance(value, dict):
         raise InvalidRequest(
             f"The body must be a JSON object, got {_json_kind(value)}.",
@@ -83,6 +87,26 @@ def parse_json(text: bytes) -> dict[str, Any]:
     if _depth(value) > MAX_DEPTH:
         raise _malformed(f"nested deeper than {MAX_DEPTH} levels")
     return value
+
+
+def check_text(tree: dict[str, Any]) -> dict[str, Any]:
+    """Give the tree back if its texts can be stored: UTF-8 has no half surrogate pair, PostgreSQL no NUL.
+
+    Raises InvalidRequest that names the field.
+    """
+    nodes: list[tuple[str, Any]] = list(tree.items())
+    while nodes:
+        path, node = nodes.pop()
+        if isinstance(node, dict):
+            nodes += [(f"{path}.{name}", child) for name, child in node.items()]
+        elif isinstance(node, list):
+            nodes += [(f"{path}.{index}", child) for index, child in enumerate(node)]
+        for text in (path.rpartition(".")[2], node):
+            if isinstance(text, str) and (bad := _UNSTORABLE.search(text)):
+                param = _UNSTORABLE.sub("?", path)[:200]
+                rule, value = "neither NUL nor half a surrogate pair", f"U+{ord(bad[0]):04X} at {bad.start()}"
+                raise InvalidRequest(f"{param}: must hold {rule}, got {value}.", param=param, rule=rule, value=value)
+    return tree
 
 
 def nest(items: list[tuple[str, str | UploadFile]]) -> dict[str, Any]:

@@ -11,9 +11,11 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from anyio import to_thread
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import State, UploadFile
 from starlette.requests import Request
@@ -96,9 +98,8 @@ async def submit_clip(
     files = dict(inputs.files)
     for name in [*inputs.uploads, *inputs.references]:
         content = await _read_image(state, owner, name, inputs)
-        image = await run_in_threadpool(
-            prepare_image, content, param=FIELDS[name], width=params.width, height=params.height
-        )
+        decode = partial(prepare_image, content, param=FIELDS[name], width=params.width, height=params.height)
+        image = await to_thread.run_sync(decode, limiter=state.decoders)
         files[name] = InputFile(".png", "image/png", image.png)
         if image.adjustments:
             asked = f"{image.source_width}x{image.source_height}"

@@ -18,7 +18,9 @@ from media_server.ids import new_id
 logger = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
+# what a later version of the standard adds is not passed on
+_TRACEPARENT_CHARS = 55
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def _read_context(headers: Headers) -> RequestContext:
     traceparent = headers.get("traceparent", "").strip().lower()
     return RequestContext(
         request_id=request_id if _REQUEST_ID.fullmatch(request_id) else new_id("req"),
-        traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else _new_traceparent(),
+        traceparent=traceparent[:_TRACEPARENT_CHARS] if _TRACEPARENT.fullmatch(traceparent) else _new_traceparent(),
     )
 
 

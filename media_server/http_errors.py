@@ -3,7 +3,9 @@
 Covers our own tree, FastAPI's validation, Starlette's routing (404, 405), the database's refusals, and the unforeseen.
 """
 
+import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,6 +51,10 @@ class ProblemResponse(JSONResponse):
 
     media_type = PROBLEM_TYPE
 
+    def render(self, content: Any) -> bytes:
+        """Write JSON whatever a caller sent: half a surrogate pair stays an escape, which JSON allows."""
+        return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
+
 
 def problem_response(error: MediaServerError, headers: Mapping[str, str] | None = None) -> ProblemResponse:
     """Turn an error into its answer; a value that a caller sent is shortened."""
@@ -77,7 +83,9 @@ def invalid_from(error: ValidationError, *, noun: str = "") -> InvalidRequest:
 
 def shown(value: Any) -> Any:
     """Make a value fit for an error: short, JSON, and never the bytes of a file."""
-    if value is None or isinstance(value, bool | int | float):
+    if value is None or (isinstance(value, bool | float) and math.isfinite(value)):
+        return value
+    if isinstance(value, int) and abs(value) <= 2**64:
         return value
     if isinstance(value, UploadFile):
         return "(a file)"

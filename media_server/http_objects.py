@@ -245,6 +245,7 @@ class Job(Progress):
     priority: int
     parent_id: str | None
     root_id: str
+    result: dict[str, Any] | None = Field(description="What came out, as the worker says it; files are at `url`.")
     url: str = Field(description="Where the job is answered as what it is.")
     events_url: str
 

@@ -15,6 +15,8 @@ from media_server.films import FilmRequest
 from media_server.http_errors import invalid_from
 from media_server.models.clip import MAX_SEED, AttentionRequest, ExtendRequest, OutputRequest
 
+# ids of other services may be looked up too: they are answered with 404
+ID_PATTERN = r"^[A-Za-z0-9_-]{1,80}$"
 _ID = "video_0192f0c1a5b07cc2a3f44b6f1d2e3c4d"
 
 
@@ -48,7 +50,7 @@ class ImageReference(_Body):
     """An image that is not uploaded: an https URL or data URI, or the last frame of a clip made here."""
 
     image_url: str | None = Field(None, description="An https URL, or data:image/png;base64,…")
-    file_id: str | None = Field(None, description="The id of a clip; its last frame is taken.", max_length=80)
+    file_id: str | None = Field(None, description="The id of a clip; its last frame is taken.", pattern=ID_PATTERN)
 
     @model_validator(mode="after")
     def _has_one(self) -> Self:
@@ -60,7 +62,7 @@ class ImageReference(_Body):
 class VideoReference(_Body):
     """A clip made here."""
 
-    id: str = Field(max_length=80)
+    id: str = Field(pattern=ID_PATTERN)
 
 
 Image = Annotated[ImageReference | None, BeforeValidator(_image_text)]

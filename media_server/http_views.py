@@ -116,6 +116,7 @@ def job_object(db: Database, job: Job) -> objects.Job:
         priority=job.priority,
         parent_id=job.parent_id,
         root_id=job.root_id,
+        result=job.result,
         url=url_of(job),
         events_url=f"/v1/jobs/{job.id}/events",
         **progress_fields(db, job),

@@ -5,6 +5,7 @@ decoded; an image leaves as an upright RGB PNG of exactly the clip's size; what 
 nothing is stored here: the caller writes the result once the whole request stands.
 """
 
+import asyncio
 import base64
 import binascii
 import io
@@ -45,7 +46,7 @@ async def read_image_url(url: str, *, param: str, allow_private: bool) -> bytes:
     Raises InvalidRequest if the URL may not be fetched or the data URI is malformed, TooLarge past MAX_IMAGE_BYTES.
     """
     if url[:5].lower() == "data:":
-        return _read_data_uri(url, param)
+        return await asyncio.to_thread(_read_data_uri, url, param)
     fetched = await http_fetch.fetch(
         url, param=param, max_bytes=MAX_IMAGE_BYTES, timeout_s=FETCH_TIMEOUT_S, allow_private=allow_private
     )

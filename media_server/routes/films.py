@@ -9,13 +9,14 @@ from starlette.responses import Response
 
 from media_server import http_objects as objects
 from media_server.auth import Caller, Owner
+from media_server.errors import NotFound
 from media_server.films import submit_film
 from media_server.http_body import read_body
 from media_server.http_content import CONTENT_RESPONSES, remove, send_artifact
 from media_server.http_context import request_context
 from media_server.http_fetch import check_url
 from media_server.http_openapi import body_of, errors
-from media_server.http_requests import FilmBody, parse_body
+from media_server.http_requests import ID_PATTERN, FilmBody, parse_body
 from media_server.http_views import film_object, list_page, poll_after_ms
 from media_server.jobs import store
 from media_server.jobs.database import Database
@@ -26,7 +27,7 @@ from media_server.settings import Settings
 
 router = APIRouter(prefix="/v1/films", tags=["films"])
 
-FilmId = Annotated[str, Path(max_length=80, description="The id of a film.")]
+FilmId = Annotated[str, Path(pattern=ID_PATTERN, description="The id of a film.")]
 _MAX_PART_BYTES = 1 << 20
 _MAX_CHILDREN = 1000
 
@@ -49,7 +50,7 @@ async def create_film(request: Request, response: Response, owner: Owner) -> obj
 
     def submit() -> Job:
         if body.text_model is not None:
-            get_card(db, body.text_model, "text")
+            _check_text_model(db, body.text_model)
         return submit_film(
             db,
             body,
@@ -68,7 +69,7 @@ async def create_film(request: Request, response: Response, owner: Owner) -> obj
 async def list_films(
     request: Request,
     owner: Owner,
-    after: Annotated[str | None, Query(max_length=80, description="The last id of the page before.")] = None,
+    after: Annotated[str | None, Query(pattern=ID_PATTERN, description="The last id of the page before.")] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Annotated[Literal["asc", "desc"], Query(description="By the time of creation.")] = "desc",
 ) -> dict[str, object]:
@@ -144,6 +145,15 @@ async def film_content(
 
 def _owned_film(db: Database, film_id: str, owner: Caller) -> Job:
     return owner.check(store.get(db, film_id), kind="film")
+
+
+def _check_text_model(db: Database, name: str) -> None:
+    try:
+        get_card(db, name, "text")
+    except NotFound as error:
+        raise NotFound(
+            error.message, code=error.code, param="text_model", rule=error.rule, value=error.value
+        ) from error
 
 
 def _children(db: Database, film: Job) -> list[Job]:

@@ -12,6 +12,7 @@ from media_server.auth import Caller, Owner
 from media_server.errors import InvalidRequest
 from media_server.http_events import is_last, job_events, read_events
 from media_server.http_openapi import errors
+from media_server.http_requests import ID_PATTERN
 from media_server.http_views import job_object, list_page
 from media_server.jobs import store
 from media_server.jobs.database import Database
@@ -20,7 +21,7 @@ from media_server.jobs.states import Status
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
-JobId = Annotated[str, Path(max_length=80, description="The id of a job of any kind.")]
+JobId = Annotated[str, Path(pattern=ID_PATTERN, description="The id of a job of any kind.")]
 Kind = Literal["video", "film", "storyboard", "join"]
 
 
@@ -30,9 +31,9 @@ async def list_jobs(
     owner: Owner,
     kind: Annotated[list[Kind] | None, Query(description="Only these kinds.")] = None,
     status: Annotated[Status | None, Query(description="Only in this state.")] = None,
-    parent_id: Annotated[str | None, Query(description="Only the children of this job.")] = None,
-    after: Annotated[str | None, Query(description="The last id of the page before.")] = None,
-    before: Annotated[str | None, Query(description="The first id of the page after.")] = None,
+    parent_id: Annotated[str | None, Query(pattern=ID_PATTERN, description="Only the children of this job.")] = None,
+    after: Annotated[str | None, Query(pattern=ID_PATTERN, description="The last id of the page before.")] = None,
+    before: Annotated[str | None, Query(pattern=ID_PATTERN, description="The first id of the page after.")] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Annotated[Literal["asc", "desc"], Query(description="By the time of creation.")] = "desc",
 ) -> dict[str, object]:

@@ -6,9 +6,11 @@ and the answer says so; a plain clip in their place would be a lie.
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+from anyio import to_thread
 from fastapi import APIRouter, Response
 from fastapi import Path as PathParam
 from starlette.concurrency import run_in_threadpool
@@ -31,7 +33,7 @@ from media_server.http_clips import (
 )
 from media_server.http_errors import ProblemResponse
 from media_server.http_openapi import body_of, errors
-from media_server.http_requests import ExtensionRequest, parse_body, take_files
+from media_server.http_requests import ID_PATTERN, ExtensionRequest, parse_body, take_files
 from media_server.jobs.database import Database
 from media_server.models.card import VideoCard
 from media_server.models.registry import ClipRequest, get_card, parse_clip_request
@@ -59,7 +61,8 @@ async def extend_video(request: Request, response: Response, owner: Owner) -> ob
         upload = take_files(values, "video").get("video")
         body = parse_body(ExtensionRequest, values)
         with ExitStack() as stack:
-            source = await run_in_threadpool(_open_source, request, owner, body, upload, stack)
+            opening = partial(_open_source, request, owner, body, upload, stack)
+            source = await to_thread.run_sync(opening, limiter=request.app.state.decoders)
             card = await run_in_threadpool(get_card, db, source.model or body.model, "video")
             asked = body.model_dump(include=set(ClipRequest.model_fields), exclude={"model"}, exclude_none=True)
             clip = parse_clip_request({**source.fields, **asked})
@@ -91,7 +94,7 @@ async def create_character() -> None:
 
 
 @router.get("/characters/{character_id}", summary="Retrieve a character", **_REFUSES | {"status_code": 404})
-async def retrieve_character(character_id: Annotated[str, PathParam(max_length=80)]) -> None:
+async def retrieve_character(character_id: Annotated[str, PathParam(pattern=ID_PATTERN)]) -> None:
     """Say that there is none: characters cannot be created here."""
     raise NotFound(f"No character has the id {character_id!r}.", param="character_id", value=character_id)
 

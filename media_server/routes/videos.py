@@ -14,7 +14,7 @@ from media_server.http_body import read_body
 from media_server.http_clips import Extras, InputName, Inputs, input_files, ready_clip, submit_clip
 from media_server.http_content import CONTENT_RESPONSES, remove, send_artifact
 from media_server.http_openapi import body_of, errors
-from media_server.http_requests import RemixRequest, VideoRequest, parse_body, take_files
+from media_server.http_requests import ID_PATTERN, RemixRequest, VideoRequest, parse_body, take_files
 from media_server.http_views import list_page, poll_after_ms, video_object
 from media_server.jobs import store
 from media_server.jobs.database import Database
@@ -23,7 +23,7 @@ from media_server.models.registry import ClipRequest, get_card, parse_clip_reque
 
 router = APIRouter(prefix="/v1/videos", tags=["videos"])
 
-VideoId = Annotated[str, Path(max_length=80, description="The id of a clip.")]
+VideoId = Annotated[str, Path(pattern=ID_PATTERN, description="The id of a clip.")]
 # a data URI may come as one field of a form
 MAX_PART_BYTES = 48 << 20
 
@@ -61,7 +61,7 @@ async def create_video(request: Request, response: Response, owner: Owner) -> ob
 async def list_videos(
     request: Request,
     owner: Owner,
-    after: Annotated[str | None, Query(max_length=80, description="The last id of the page before.")] = None,
+    after: Annotated[str | None, Query(pattern=ID_PATTERN, description="The last id of the page before.")] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Annotated[Literal["asc", "desc"], Query(description="By the time of creation.")] = "desc",
 ) -> dict[str, object]:

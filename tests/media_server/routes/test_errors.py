@@ -84,6 +84,28 @@ def test_the_same_refusals_by_form(service: Any) -> None:
     assert service.contents() == before
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"prompt": "a", "seconds": 1e999}', "seconds"),
+        (b'{"prompt": "a", "seed": 1' + b"0" * 4000 + b"}", "seed"),
+        (b'{"prompt": "a", "seed": 1' + b"0" * 9000 + b"}", None),
+        (b'{"prompt": "a", "label": "\\ud800"}', "label"),
+        (b'{"prompt": "a", "metadata": {"k": "\\u0000"}}', "metadata.k"),
+        (b'{"prompt": "a", "metadata": {"\\u0000": "v"}}', "metadata.?"),
+        (b'{"prompt": "a", "\\udfff": 1}', "?"),
+        (b'{"prompt": "a", "input_reference": {"file_id": "../x"}}', "input_reference.file_id"),
+    ],
+)
+def test_what_neither_json_nor_the_database_can_say(service: Any, body: bytes, param: str | None) -> None:
+    before = service.contents()
+    answer = service.http.post("/v1/videos", content=body, headers={"content-type": "application/json"})
+    check_problem(answer, 400, "invalid_request" if param else "malformed_json", param)
+    assert len(answer.content) < 2000
+    assert service.contents() == before
+    assert service.http.get("/v1/videos/%00").status_code == 400
+
+
 def test_unknown_model(service: Any) -> None:
     before = service.contents()
     body = check_problem(

@@ -126,7 +126,7 @@ def test_lists_page(service: Any) -> None:
         ({"idea": "a", "size": "161x96"}, "size"),
         ({"idea": "a", "seed": -1}, "seed"),
         ({"idea": "a", "webhook_url": "ftp://x"}, "webhook_url"),
-        ({"idea": "a", "text_model": "x"}, "model"),
+        ({"idea": "a", "text_model": "x"}, "text_model"),
         ({"idea": "a", "prompt": "b"}, "prompt"),
     ],
 )

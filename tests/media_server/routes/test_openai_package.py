@@ -1,6 +1,7 @@
 """The unmodified `openai` package against the application on a real port."""
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,19 +10,24 @@ import httpx
 import openai
 import pytest
 import uvicorn
+from fastapi import FastAPI
 from openai.types import Video
 
+from media_server import http_events
 from media_server.app import create_app
 
 pytestmark = pytest.mark.filterwarnings("ignore:The Sora API")
 
 
 @pytest.fixture
-def live(working: Any) -> Iterator[str]:
+def app(working: Any) -> FastAPI:
+    return create_app(working.settings)
+
+
+@pytest.fixture
+def live(app: FastAPI) -> Iterator[str]:
     """The application behind uvicorn on a free loopback port; gives its address."""
-    server = uvicorn.Server(
-        uvicorn.Config(create_app(working.settings), host="127.0.0.1", port=0, log_level="warning", access_log=False)
-    )
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", access_log=False))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
@@ -138,3 +144,19 @@ def test_events_over_a_real_connection(live: str, client: openai.OpenAI) -> None
     with httpx.stream("GET", f"{live}/v1/jobs/{video.id}/events", trust_env=False, timeout=10) as answer:
         types = [line[7:] for line in answer.iter_lines() if line.startswith("event: ")]
     assert (types[0], types[-1]) == ("job.queued", "video.completed")
+
+
+def test_a_listener_that_goes_away_is_forgotten(
+    live: str, app: FastAPI, client: openai.OpenAI, working: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_events, "FALLBACK_S", 0.05)
+    monkeypatch.setattr(http_events, "HEARTBEAT_S", 0.05)
+    working.worker.claim = lambda pool: None
+    video = client.videos.create(prompt="a")
+    with httpx.stream("GET", f"{live}/v1/jobs/{video.id}/events", trust_env=False, timeout=10) as answer:
+        assert "event: job.queued" in answer.iter_lines()
+        assert list(app.state.event_feed._listeners) == [video.id]
+    deadline = time.monotonic() + 10
+    while app.state.event_feed._listeners:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
