@@ -33,6 +33,7 @@ from media_server.jobs import store
 from media_server.jobs.database import Database
 from media_server.jobs.spec import Job, JobSpec
 from media_server.models.card import VideoCard
+from media_server.models.clip import ClipParams, ExtendRequest, Segments
 from media_server.models.registry import ClipRequest, validate_clip
 from media_server.settings import Settings
 
@@ -111,7 +112,7 @@ async def submit_clip(
         kind="video",
         pool=card.pool,
         model=card.name,
-        params={**params.params(), "adjusted": adjusted, **extras.params},
+        params={**params.params(), **_continuation(card, clip, params), "adjusted": adjusted, **extras.params},
         prompts=params.prompts(),
         priority=extras.priority,
         owner_key_id=owner.owner_key_id,
@@ -194,6 +195,26 @@ def upload_file(upload: UploadFile) -> Iterator[Path]:
         shutil.copyfileobj(upload.file, copy)
         copy.flush()
         yield Path(copy.name)
+
+
+def _continuation(card: VideoCard, clip: ClipRequest, params: ClipParams) -> dict[str, Any]:
+    """Say how a clip that is continued in one piece is joined: to the card a single segment is no chain."""
+    if "video" not in params.inputs or params.extend is not None:
+        return {}
+    asked = clip.extend or ExtendRequest()
+    segments = Segments(
+        segments=1,
+        segment_frames=[params.num_frames],
+        overlap_frames=overlap_of(card, clip),
+        anchor=asked.anchor,
+        on_drift=asked.on_drift,
+    )
+    return {"extend": segments.model_dump(mode="json")}
+
+
+def overlap_of(card: VideoCard, clip: ClipRequest) -> int:
+    """Give the number of frames that a continuation takes over: what is asked, or what the model holds best."""
+    return (clip.extend and clip.extend.overlap_frames) or card.frames.temporal + 1
 
 
 async def _read_image(state: State, owner: Caller, name: InputName, inputs: Inputs) -> bytes:

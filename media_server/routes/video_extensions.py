@@ -27,6 +27,7 @@ from media_server.http_clips import (
     InputFile,
     Inputs,
     artifact_file,
+    overlap_of,
     ready_clip,
     submit_clip,
     upload_file,
@@ -136,7 +137,7 @@ def _open_source(
 
 def _check_length(info: ClipInfo, clip: ClipRequest, card: VideoCard) -> None:
     """Refuse a clip that is shorter than what a continuation takes over from it."""
-    overlap = (clip.extend and clip.extend.overlap_frames) or card.frames.temporal + 1
+    overlap = overlap_of(card, clip)
     if info.num_frames < overlap:
         rule = f"at least {overlap} frames to continue from"
         message = f"video: must have {rule}, got {info.num_frames}."

@@ -269,6 +269,9 @@ def test_extension_of_a_clip_made_here(service: Any) -> None:
     params = service.worker.claim("video").job.params
     assert params["num_frames"] == 32
     assert params["source"] == {"id": source["id"], "num_frames": 32}
+    assert params["extend"] == {
+        "segments": 1, "segment_frames": [32], "overlap_frames": 5, "anchor": False, "on_drift": "report",
+    }  # fmt: skip
     assert service.artifacts.local_path(params["inputs"]["video"]).read_bytes() == service.worker.clip
 
 
