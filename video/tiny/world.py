@@ -46,7 +46,7 @@ BOUNCE = 0.95  # bounces a second
 PAN_SPEED, PAN_LIMIT = 0.11, 0.28  # frame widths a second, and in all
 ZOOM_SPEED, ZOOM_LIMIT = 0.17, 0.42  # natural logarithm of the scale a second, and in all
 
-PAIR_SHARE = 0.25  # of scenes have two things
+PAIR_SHARE = 0.36  # of the scenes drawn have two things; a quarter of those kept, since more of them are refused
 PLAIN_SHARE = 0.40  # of scenes have a plain backdrop
 CAMERA_SHARE = 0.30  # of single-thing scenes before a scenic backdrop have a moving camera
 CAMERA_MOTIONS = {"pan": ("still", "spinning", "bouncing", "up", "down"), "zoom": ("still", "spinning")}
