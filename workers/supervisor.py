@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -121,16 +122,11 @@ class Supervisor:
 
     def _watch(self, address: str) -> None:
         """Restart what dies until a stop is asked for; say the address once the service is ready."""
-        is_ready = False
-        next_look = 0.0
+        # an API that does not answer yet must not keep us from the others
+        threading.Thread(target=_say_when_ready, args=(address, self.settings.data_dir), daemon=True).start()
         while not self.stop_requests:
             for child in self.children:
                 self._care_for(child)
-            now = time.monotonic()
-            if not is_ready and now >= next_look:
-                next_look = now + _READY_EVERY_S
-                if is_ready := _answers_ready(address):
-                    print(f"media-server is ready at {address} (data in {self.settings.data_dir})", flush=True)
             time.sleep(_TICK_S)
 
     def _care_for(self, child: Child) -> None:
@@ -294,8 +290,12 @@ def service_url(settings: Settings) -> str:
     return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
 
 
-def _answers_ready(address: str) -> bool:
-    try:
-        return httpx.get(f"{address}/health/ready", timeout=2.0, trust_env=False).status_code == 200
-    except httpx.HTTPError:
-        return False
+def _say_when_ready(address: str, data_dir: Path) -> None:
+    while True:
+        try:
+            if httpx.get(f"{address}/health/ready", timeout=5.0, trust_env=False).status_code == 200:
+                break
+        except httpx.HTTPError:
+            pass
+        time.sleep(_READY_EVERY_S)
+    print(f"media-server is ready at {address} (data in {data_dir})", flush=True)
