@@ -1,0 +1,83 @@
+"""The processes themselves: killed workers, a killed API, a killed Valkey, a second service, a port that is taken."""
+
+import socket
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.conftest import Service, run_cli, wait_for
+
+pytestmark = pytest.mark.e2e
+
+
+def test_a_killed_video_worker_leaves_no_gpu_program_and_its_job_goes_on(service: Service) -> None:
+    body = {"num_inference_steps": 60, "seed": 3}
+    video = service.openai.videos.create(prompt="a red ball", seconds="1", size="64x64", extra_body=body)  # type: ignore[arg-type]
+    wait_for(lambda: service.get(f"/v1/videos/{video.id}")["step"], 60, "the first step")
+    worker = service.child("worker")
+    assert worker is not None
+    programs = worker.children(recursive=True)
+    assert [p for p in programs if "workers.gpu_program" in p.cmdline()], "the worker owns a GPU program"
+    worker.kill()
+    _, left = psutil.wait_procs([worker, *programs], timeout=10)
+    assert left == [], "the GPU program outlived its worker"
+    killed_at = time.monotonic()
+    wait_for(lambda: service.get(f"/v1/jobs/{video.id}")["attempt"] == 2, 60, "a second attempt")
+    assert time.monotonic() - killed_at < 60
+    done = wait_for(lambda: service.ended(video.id), 120, "its end")
+    assert (done["status"], done["attempt"]) == ("completed", 2)
+    # the files of the lost attempt are gone, those of the winner are there
+    folder = service.data_dir / "artifacts" / video.id
+    wait_for(lambda: sorted(path.name for path in folder.iterdir()) == ["2"], 60, "one attempt's files")
+
+
+def test_a_killed_api_and_a_killed_broker_come_back(service: Service) -> None:
+    for command in ("valkey-server", "api"):
+        victim = service.child(command)
+        assert victim is not None
+        victim.kill()
+        psutil.wait_procs([victim], timeout=5)
+    with service.http as http:
+        # the listening socket is the supervisor's: a request that comes now waits instead of being refused
+        assert http.get("/health/live").status_code == 200
+        wait_for(lambda: http.get("/health/ready").status_code == 200, 60, "everything is back")
+    clip = service.openai.videos.create_and_poll(
+        prompt="a ball",
+        seconds="1",  # type: ignore[arg-type]
+        size="64x64",  # type: ignore[arg-type]
+        extra_body={"num_inference_steps": 2},
+        poll_interval_ms=200,
+    )
+    assert clip.status == "completed"
+    answer = service.openai.chat.completions.create(
+        model="smollm2-135m-instruct", messages=[{"role": "user", "content": "Hi"}], max_tokens=4
+    )
+    assert answer.choices[0].message.content
+
+
+def test_a_second_service_on_the_same_folder_is_refused(service: Service) -> None:
+    done = run_cli("up", "--port", "0", "--data", str(service.data_dir), timeout_s=30)
+    assert done.returncode == 1
+    (line,) = done.stderr.strip().splitlines()
+    assert line == f"media-server: The data folder is in use by process {service.process.pid}."
+
+
+def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run_cli("up", "--port", str(port), "--data", str(tmp_path / "data"), timeout_s=30)
+    assert done.returncode == 1
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith(f"media-server: Port {port} on 127.0.0.1 is in use")
+
+
+def test_the_broker_is_for_this_user_alone_and_keeps_nothing(service: Service) -> None:
+    valkey = service.child("valkey-server")
+    assert valkey is not None
+    command = valkey.cmdline()
+    path = Path(command[command.index("--unixsocket") + 1])
+    assert path.stat().st_mode & 0o777 == 0o700 and path.parent.stat().st_mode & 0o777 == 0o700
+    assert valkey.net_connections(kind="inet") == []
+    assert [file.name for file in path.parent.iterdir() if file.suffix in (".rdb", ".aof")] == []
