@@ -85,6 +85,8 @@ class Kernels:
         self.norm_silu: Callable[..., Tensor] = _norm_silu
         self.block: Callable[..., Tensor] = _block
         if is_compiled:
+            # sizes that vary are marked where they are met; all others, such as channels, stay constants
+            torch._dynamo.config.automatic_dynamic_shapes = False
             torch._dynamo.config.recompile_limit = 64
             self.norm_silu = torch.compile(_norm_silu, fullgraph=True)
             self.block = torch.compile(_block, fullgraph=True)

@@ -150,7 +150,7 @@ def save_checkpoint(
     flow_shift: float = FLOW_SHIFT,
     dtype: torch.dtype = torch.bfloat16,
 ) -> None:
-    """Write a folder that diffusers' `WanPipeline` and `WanImageToVideoPipeline` load; the modules are cast to dtype."""
+    """Write a folder that `WanPipeline` and `WanImageToVideoPipeline` load; the modules are cast to dtype in place."""
     modules = {"vae": vae, "text_encoder": text_encoder, "transformer": transformer, "transformer_2": transformer_2}
     pipeline = WanPipeline(
         tokenizer=tokenizer,

@@ -48,7 +48,7 @@ class Budget:
 
 
 def learning_rate_scale(progress: float, step: int, warm_up_steps: int = 100, hold_until: float = 0.35) -> float:
-    """Warm up over steps, hold, then fall in a straight line to a hundredth; progress and result are shares of 0 to 1."""
+    """Warm up over steps, hold, then fall evenly to a hundredth; progress and result are shares of 0 to 1."""
     warm_up = min((step + 1) / warm_up_steps, 1.0)
     return warm_up * max(min(1.0, 1.0 - (progress - hold_until) / (1.0 - hold_until)), 0.01)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-SHARD_BYTES = 12 * 2**20
+SHARD_BYTES = 14 * 2**20
 
 
 class Log:
@@ -58,7 +58,7 @@ def load_state(path: Path, device: torch.device) -> dict[str, Any] | None:
 
 
 def save_weights(directory: Path, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-    """Write fp32 weights as `name-0.safetensors`, `name-1.safetensors`, ... of at most about 12 MiB each.
+    """Write fp32 weights as `name-0.safetensors`, `name-1.safetensors`, ... of at most about 14 MiB each.
 
     Args:
         directory: made where it is missing.

@@ -48,10 +48,9 @@ def time_crops(
     kernels: Kernels,
     device: torch.device,
     log: Log,
-    **overrides: Any,
 ) -> None:
     """Log the first and the median step of the autoencoder for each shape of batch."""
-    vae = train_autoencoder.fresh_autoencoder(0, **overrides).to(device)
+    vae = train_autoencoder.fresh_autoencoder(0).to(device)
     optimizer = Optimizer(vae, train_autoencoder.HIDDEN, 1e-3)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     for crop in crops:
@@ -65,7 +64,8 @@ def time_crops(
 
         first_s, median_s = _times(step, device)
         shape = f"{crop.bank} {list(clips.shape)}"
-        log.write("smoke autoencoder", shape=shape, first_s=first_s, step_ms=1000 * median_s, **overrides)
+        is_tuned = torch.backends.cudnn.benchmark
+        log.write("smoke autoencoder", shape=shape, is_tuned=is_tuned, first_s=first_s, step_ms=1000 * median_s)
 
 
 def time_buckets(

@@ -48,15 +48,13 @@ def main() -> None:
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.allow_tf32 = True
-        torch.backends.cudnn.benchmark = True
     if args.cache is not None and args.cache.exists():
         torch.compiler.load_cache_artifacts(args.cache.read_bytes())
     kernels = Kernels() if args.eager else Kernels.choose(device, smoke.exercises(device))
     if args.smoke and kernels.is_compiled:
         save_compiled(args.out / "compiled.bin")
-    log.write("start", torch=torch.__version__, is_compiled=kernels.is_compiled)
+    log.write("start", torch=torch.__version__, is_compiled=kernels.is_compiled, seed=args.seed)
 
-    said = request(pool, buckets, train_transformer.CAPTIONS_EACH)
     banks = train_autoencoder.draw_banks(pool, sizes, device)
     _, frames, height, width = sizes["wide"]
     count = 4 if args.small else 32
@@ -68,6 +66,8 @@ def main() -> None:
     ids, labels = bank.label_all(pool, bank.jobs("train", 90_000_000, text_scenes, 2, 0.3))
     check_ids, check_labels = bank.label_all(pool, bank.jobs("unseen", 0, checked, 1))
     log.write("captions", rows=len(ids))
+    # the workers answer in order: what is needed last is asked for last
+    said = request(pool, buckets, train_transformer.CAPTIONS_EACH)
 
     encoder = train_text.train(
         train_text.Reader(len(captions.WORDS) + 3).to(device),
@@ -82,7 +82,10 @@ def main() -> None:
     )
     del ids, labels
     if args.smoke:
-        smoke.time_crops(banks, crops, kernels, device, log)
+        for is_tuned in (False, True):
+            torch.backends.cudnn.benchmark = is_tuned
+            smoke.time_crops(banks, crops, kernels, device, log)
+    torch.backends.cudnn.benchmark = args.tune
     vae: Any = train_autoencoder.train(
         train_autoencoder.fresh_autoencoder(args.seed).to(device),
         banks,
@@ -95,9 +98,11 @@ def main() -> None:
         seed=args.seed,
         learning_rate=args.autoencoder_rate,
     )
+    torch.backends.cudnn.benchmark = False
     vae.eval().requires_grad_(False)
     banks.clear()
-    sheets.reconstructions(vae, held_out[:12], args.out / "autoencoder.png")
+    if not args.smoke:
+        sheets.reconstructions(vae, held_out[:12], args.out / "autoencoder.png")
     material = encode_all(buckets, said, vae, encoder, kernels, args.encode_s)
     log.write("encoded", **{e.bucket.name: len(e.latents) for e in material})
     if pool is not None:
@@ -142,12 +147,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--smoke", action="store_true", help="little material, and the time of a step of every shape")
     parser.add_argument("--small", action="store_true", help="small clips and batches, for a machine without a GPU")
     parser.add_argument("--eager", action="store_true", help="do not compile")
+    parser.add_argument("--tune", action="store_true", help="let cuDNN try its algorithms for the autoencoder")
     parser.add_argument("--cache", type=Path, help="compiled.bin of a smoke run on an equal machine")
     parser.add_argument("--workers", type=int, default=14, help="processes that make scenes and captions")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--layers", type=int, default=TRANSFORMER["num_layers"])
     parser.add_argument("--causal-share", type=float, default=0.15)
-    parser.add_argument("--autoencoder-rate", type=float, default=3e-3)
+    parser.add_argument("--autoencoder-rate", type=float, default=2e-3)
     parser.add_argument("--transformer-rate", type=float, default=2e-3)
     parser.add_argument("--autoencoder-s", type=float, default=AUTOENCODER_S)
     parser.add_argument("--text-s", type=float, default=TEXT_S)

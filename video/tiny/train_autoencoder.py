@@ -76,7 +76,7 @@ def train(
     *,
     held_out: Tensor,
     seed: int = 0,
-    learning_rate: float = 3e-3,
+    learning_rate: float = 2e-3,
     log_every: int = 50,
     save_every: int | None = None,
     resume: bool = False,
