@@ -54,12 +54,12 @@ def block_sparse_attention(
     scale = _validate(q, k, v, block_indices, block_counts, block_q, block_k, scale)
     if check_blocks:
         _check_lists(block_indices, block_counts, triton.cdiv(k.shape[2], block_k))
-    sizes = {"block_q": block_q, "block_k": block_k, "scale": scale}
+    inputs = (q, k, v, block_indices, block_counts)
     if uses_triton(q):
-        return block_sparse_attention_triton(q, k, v, block_indices, block_counts, **sizes)  # type: ignore[arg-type]
+        return block_sparse_attention_triton(*inputs, block_q=block_q, block_k=block_k, scale=scale)
     if torch.is_grad_enabled() and q.requires_grad:
-        return block_sparse_attention_reference(q, k, v, block_indices, block_counts, **sizes)  # type: ignore[arg-type]
-    return block_sparse_attention_torch(q, k, v, block_indices, block_counts, **sizes)  # type: ignore[arg-type]
+        return block_sparse_attention_reference(*inputs, block_q=block_q, block_k=block_k, scale=scale)
+    return block_sparse_attention_torch(*inputs, block_q=block_q, block_k=block_k, scale=scale)
 
 
 def block_scores(q: torch.Tensor, k: torch.Tensor, *, block_q: int = 128, block_k: int = 128) -> torch.Tensor:
@@ -251,7 +251,7 @@ def pool_blocks_reference(x: torch.Tensor, block: int) -> torch.Tensor:
     n = x.shape[2]
     num_blocks = triton.cdiv(n, block)
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    sums = F.pad(wide, (0, 0, 0, num_blocks * block - n)).unflatten(2, (num_blocks, block)).sum(3)
+    sums: torch.Tensor = F.pad(wide, (0, 0, 0, num_blocks * block - n)).unflatten(2, (num_blocks, block)).sum(3)
     valid = (n - torch.arange(num_blocks, device=x.device) * block).clamp(max=block)
     return sums / valid[:, None]
 

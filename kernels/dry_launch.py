@@ -108,6 +108,6 @@ def _inspect(name: str, kernel: Any) -> Compiled:
         file.write(kernel.asm["cubin"])
         file.flush()
         usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    registers, stack = (int(re.search(rf"{key}:(\d+)", usage)[1]) for key in ("REG", "STACK"))  # type: ignore[index]
+    used = {key: int(count) for key, count in re.findall(r"(REG|STACK):(\d+)", usage)}
     kinds = tuple(kind for kind, pattern in INSTRUCTIONS.items() if re.search(pattern, kernel.asm["ptx"]))
-    return Compiled(name, registers, stack, kernel.metadata.shared, kernel.metadata.num_warps, kinds)
+    return Compiled(name, used["REG"], used["STACK"], kernel.metadata.shared, kernel.metadata.num_warps, kinds)

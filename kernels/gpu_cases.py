@@ -151,7 +151,8 @@ def select_case(name: str, heads: int, n: int, block: int) -> Case:
         sizes = (n - torch.arange(blocks, device=x["q"].device) * block).clamp(max=block)[:, None]
         q, k = (F.pad(x[t], (0, 0, 0, blocks * block - n)).unflatten(2, (blocks, block)).sum(3, dtype=torch.float64)
                 / sizes for t in ("q", "k"))
-        return q @ k.transpose(-1, -2)
+        scores: torch.Tensor = q @ k.transpose(-1, -2)
+        return scores
 
     return Case(name, f"H{heads} N{n} D128 blocks of {block}", make, launch, (None,), reference,
                 lambda x, out: out[0], {}, 0.0, 2.0 * 2 * heads * n * 128)

@@ -130,7 +130,7 @@ def _median_us(function: Callable[[Any], Any], inputs: Any, case: Case) -> float
         with torch.cuda.graph(graph, stream=stream):
             for one in sets * 4:
                 function(one)
-    times = []
+    times: list[float] = []
     for _ in range(12):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
@@ -158,7 +158,7 @@ def _ceilings(device: torch.device) -> dict[str, Any]:
 def _floor_us(case: Case, ceilings: dict[str, Any]) -> float | None:
     if "gemm_tflops" not in ceilings:
         return None
-    return max(case.flops / ceilings["gemm_tflops"] / 1e6, case.bytes / ceilings["copy_gb_per_s"] / 1e3)
+    return float(max(case.flops / ceilings["gemm_tflops"] / 1e6, case.bytes / ceilings["copy_gb_per_s"] / 1e3))
 
 
 def _compile_ahead(cases: list[Case], device: torch.device, workers: int, limit_s: float) -> float:

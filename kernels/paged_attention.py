@@ -177,7 +177,7 @@ def paged_attention_triton(
 
 
 def _splits(programs: int, longest: int, block_n: int, device: torch.device) -> int:
-    wanted = triton.cdiv(4 * _multiprocessors(device), programs)
+    wanted: int = triton.cdiv(4 * _multiprocessors(device), programs)
     return max(1, min(wanted, longest // (2 * block_n), MAX_SPLITS))
 
 

@@ -1,3 +1,6 @@
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,7 +15,7 @@ from kernels.block_sparse_attention import (
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("n_q", "n_k"), [(1, 1), (1, 128), (63, 63), (128, 63)])
-def test_torch_path_matches_the_reference(n_q, n_k, causal):
+def test_torch_path_matches_the_reference(n_q: int, n_k: int, causal: bool) -> None:
     q, k, v = torch.randn(2, 4, n_q, 64), torch.randn(2, 2, n_k, 64), torch.randn(2, 2, n_k, 64)
     want, want_lse = attention_reference(q.double(), k.double(), v.double(), causal=causal)
     out, lse = attention_with_lse(q, k, v, causal=causal)
@@ -21,7 +24,7 @@ def test_torch_path_matches_the_reference(n_q, n_k, causal):
     torch.testing.assert_close(lse.double(), want_lse, atol=1e-5, rtol=1e-5)
 
 
-def test_packed_sequences_equal_each_alone():
+def test_packed_sequences_equal_each_alone() -> None:
     q, k, v = (torch.randn(70, 2, 64) for _ in range(3))
     cu = torch.tensor([0, 5, 5, 70], dtype=torch.int32)
     out = attention_varlen(q, k, v, cu, cu, 65, causal=True)
@@ -30,15 +33,15 @@ def test_packed_sequences_equal_each_alone():
         torch.testing.assert_close(out[a:b], alone[0].transpose(0, 1))
 
 
-def test_gradients_flow_through_torch():
+def test_gradients_flow_through_torch() -> None:
     q, k, v = (torch.randn(1, 1, 8, 64, dtype=torch.float32, requires_grad=True) for _ in range(3))
-    attention(q, k, v, causal=True).sum().backward()
-    assert q.grad is not None and bool(v.grad.abs().sum() > 0)
+    gradients = torch.autograd.grad(attention(q, k, v, causal=True).sum(), (q, k, v))
+    assert all(bool(gradient.any()) for gradient in gradients)
 
 
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("n", [1, 63, 128, 1000])
-def test_gathered_blocks_match_the_reference(n, ragged):
+def test_gathered_blocks_match_the_reference(n: int, ragged: bool) -> None:
     q, k, v = (torch.randn(1, 2, n, 64) for _ in range(3))
     blocks = -(-n // 64)
     indices, counts = select_blocks(block_scores(q, k, block_q=64, block_k=64), min(3, blocks))
@@ -52,13 +55,13 @@ def test_gathered_blocks_match_the_reference(n, ragged):
     torch.testing.assert_close(lse.double(), want_lse, atol=1e-5, rtol=1e-5)
 
 
-def test_all_blocks_is_dense_attention():
+def test_all_blocks_is_dense_attention() -> None:
     q, k, v = (torch.randn(1, 2, 200, 64) for _ in range(3))
     indices, counts = select_blocks(block_scores(q, k), 2)
     torch.testing.assert_close(block_sparse_attention(q, k, v, indices, counts)[0], attention(q, k, v))
 
 
-def test_forced_blocks_are_taken_and_ids_ascend():
+def test_forced_blocks_are_taken_and_ids_ascend() -> None:
     forced = torch.zeros(8, dtype=torch.bool)
     forced[[0, 7]] = True
     indices, _ = select_blocks(torch.randn(2, 3, 5, 8), 4, forced=forced)
@@ -74,15 +77,16 @@ def test_forced_blocks_are_taken_and_ids_ascend():
     (lambda a: a.update(q=torch.randn(1, 3, 64, 64)), "multiple of k's heads"),
     (lambda a: a.update(scale=0.0), "scale must be above 0"),
 ])
-def test_bad_input_is_named(change, rule):
-    arguments = {"q": torch.randn(1, 4, 64, 64), "k": torch.randn(1, 2, 64, 64), "v": torch.randn(1, 2, 64, 64)}
+def test_bad_input_is_named(change: Callable[[dict[str, Any]], None], rule: str) -> None:
+    q, k, v = torch.randn(1, 4, 64, 64), torch.randn(1, 2, 64, 64), torch.randn(1, 2, 64, 64)
+    arguments: dict[str, Any] = {"q": q, "k": k, "v": v}
     change(arguments)
     with pytest.raises(ValueError, match=rule):
         attention(**arguments)
 
 
 @pytest.mark.parametrize(("ids", "rule"), [([[1, 0]], "ascend"), ([[0, 2]], "ids must be in"), ([[-1, 0]], "ids")])
-def test_bad_lists_are_refused_when_checked(ids, rule):
+def test_bad_lists_are_refused_when_checked(ids: list[list[int]], rule: str) -> None:
     q = torch.randn(1, 1, 64, 64)
     k = torch.randn(1, 1, 128, 64)
     indices = torch.tensor([[ids]], dtype=torch.int32)

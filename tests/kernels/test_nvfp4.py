@@ -4,7 +4,7 @@ import torch
 from kernels.quantization.nvfp4 import E2M1_VALUES, dequantize_nvfp4, nvfp4_linear, quantize_nvfp4
 
 
-def test_values_of_the_format_survive_and_halves_go_to_even():
+def test_values_of_the_format_survive_and_halves_go_to_even() -> None:
     # one block whose largest value is 6 has scale 1 when the global scale is 1
     values = torch.tensor([*E2M1_VALUES, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, -5.0])
     weight = quantize_nvfp4(values[None], torch.tensor(1.0))
@@ -12,17 +12,17 @@ def test_values_of_the_format_survive_and_halves_go_to_even():
     assert torch.equal(dequantize_nvfp4(weight)[0], rounded)
 
 
-def test_layout_of_codes():
+def test_layout_of_codes() -> None:
     weight = quantize_nvfp4(torch.tensor([[6.0, -0.5] + [0.0] * 14]), torch.tensor(1.0))
     assert weight.codes[0, 0] == 0x97  # the even index in the low nibble: 6 is code 7, -0.5 is 8 + 1
 
 
-def test_zeros_stay_zeros_with_scale_one():
+def test_zeros_stay_zeros_with_scale_one() -> None:
     weight = quantize_nvfp4(torch.zeros(2, 32))
     assert torch.equal(weight.scales.float(), torch.ones(2, 2)) and not dequantize_nvfp4(weight).any()
 
 
-def test_error_stays_within_half_a_step():
+def test_error_stays_within_half_a_step() -> None:
     x = torch.randn(64, 256)
     weight = quantize_nvfp4(x)
     step = (weight.scales.float() * weight.global_scale).repeat_interleave(16, 1)
@@ -30,12 +30,12 @@ def test_error_stays_within_half_a_step():
     assert bool(((dequantize_nvfp4(weight) - x).abs() <= 1.01 * step + 1e-6).all())
 
 
-def test_linear_is_the_decoded_product():
+def test_linear_is_the_decoded_product() -> None:
     weight, x = quantize_nvfp4(torch.randn(24, 64)), torch.randn(2, 3, 64)
     torch.testing.assert_close(nvfp4_linear(x, weight), x @ dequantize_nvfp4(weight).t())
 
 
-def test_bad_input_is_named():
+def test_bad_input_is_named() -> None:
     with pytest.raises(ValueError, match="K a multiple of 16"):
         quantize_nvfp4(torch.randn(4, 24))
     with pytest.raises(ValueError, match=r"nvfp4_linear: x must be \[..., 32\]"):

@@ -13,6 +13,7 @@ if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
 os.environ["TRITON_INTERPRET"] = "1"
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ def _round(x: np.ndarray) -> np.ndarray:
 
 
 def _is_bf16(handle: TensorHandle) -> bool:
-    return handle.dtype.scalar == tl.bfloat16 and handle.data.dtype == np.uint16
+    return bool(handle.dtype.scalar == tl.bfloat16 and handle.data.dtype == np.uint16)
 
 
 def _as_fp32(handle: TensorHandle) -> TensorHandle:
@@ -47,7 +48,7 @@ def _mend_arithmetic() -> None:
     def mend(name: str) -> None:
         original = getattr(InterpreterBuilder, name)
 
-        def mended(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        def mended(self: Any, *args: Any, **kwargs: Any) -> Any:
             if not any(isinstance(a, TensorHandle) and _is_bf16(a) for a in args):
                 return original(self, *args, **kwargs)
             result = original(self, *[_as_fp32(a) if isinstance(a, TensorHandle) else a for a in args], **kwargs)
@@ -66,19 +67,19 @@ def _mend_arithmetic() -> None:
     cast, dot = InterpreterBuilder.cast_impl, InterpreterBuilder.create_dot
     fp_to_fp = InterpreterBuilder.create_fp_to_fp
 
-    def mended_cast(self, src, dst_type):  # type: ignore[no-untyped-def]
+    def mended_cast(self: Any, src: TensorHandle, dst_type: Any) -> TensorHandle:
         src = _as_fp32(src)
         if dst_type.scalar != tl.bfloat16:
             return src if src.dtype.scalar == dst_type.scalar else cast(self, src, dst_type)
         return TensorHandle(_round(src.data.astype(np.float32)), tl.bfloat16)
 
-    def mended_fp_to_fp(self, src, dst_type, rounding_mode):  # type: ignore[no-untyped-def]
+    def mended_fp_to_fp(self: Any, src: TensorHandle, dst_type: Any, rounding_mode: Any) -> TensorHandle:
         if _is_bf16(src) or dst_type.scalar == tl.bfloat16:
             return mended_cast(self, src, dst_type)
         return fp_to_fp(self, src, dst_type, rounding_mode)
 
-    def mended_dot(self, a, b, d, input_precision, max_num_imprecise_acc):  # type: ignore[no-untyped-def]
-        return dot(self, _as_fp32(a), _as_fp32(b), d, input_precision, max_num_imprecise_acc)
+    def mended_dot(self: Any, a: TensorHandle, b: TensorHandle, *args: Any) -> TensorHandle:
+        return dot(self, _as_fp32(a), _as_fp32(b), *args)
 
     InterpreterBuilder.cast_impl = mended_cast
     InterpreterBuilder.create_fp_to_fp = mended_fp_to_fp
@@ -89,7 +90,7 @@ def _refuse_bf16_reductions() -> None:
     for ops in (ReduceOps, ScanOps):
         original = ops.apply
 
-        def refusing(self, input, original=original):  # type: ignore[no-untyped-def]
+        def refusing(self: Any, input: Any, original: Any = original) -> Any:
             tensors = input if isinstance(input, tuple) else (input,)
             if any(t.dtype == tl.bfloat16 for t in tensors):
                 raise TypeError("a bf16 reduction is wrong in the interpreter: widen to fp32 before it")
@@ -113,19 +114,19 @@ def _check_bounds() -> None:
     load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
     rmw, run, to_host = InterpreterBuilder.create_atomic_rmw, GridExecutor.__call__, GridExecutor._init_args_hst
 
-    def checked_load(self, ptrs, mask, *args, **kwargs):  # type: ignore[no-untyped-def]
+    def checked_load(self: Any, ptrs: TensorHandle, mask: TensorHandle, *args: Any, **kwargs: Any) -> TensorHandle:
         check(ptrs, mask.data)
         return load(self, ptrs, mask, *args, **kwargs)
 
-    def checked_store(self, ptrs, value, mask, *args, **kwargs):  # type: ignore[no-untyped-def]
+    def checked_store(self: Any, ptrs: TensorHandle, value: Any, mask: TensorHandle, *args: Any, **kwargs: Any) -> Any:
         check(ptrs, mask.data)
         return store(self, ptrs, value, mask, *args, **kwargs)
 
-    def checked_rmw(self, op, ptr, value, mask, *args):  # type: ignore[no-untyped-def]
+    def checked_rmw(self: Any, op: Any, ptr: TensorHandle, value: Any, mask: TensorHandle, *args: Any) -> Any:
         check(ptr, mask.data)
         return rmw(self, op, ptr, value, mask, *args)
 
-    def recording(self, args, kwargs):  # type: ignore[no-untyped-def]
+    def recording(self: Any, args: Any, kwargs: Any) -> Any:
         args_host, kwargs_host = to_host(self, args, kwargs)
         for arg in [*args_host, *kwargs_host.values()]:
             tensor = getattr(arg, "base", arg) if not isinstance(arg, torch.Tensor) else arg
@@ -134,7 +135,7 @@ def _check_bounds() -> None:
                 _intervals.append((tensor.data_ptr(), tensor.data_ptr() + extent * tensor.element_size()))
         return args_host, kwargs_host
 
-    def scoped(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+    def scoped(self: Any, *args: Any, **kwargs: Any) -> Any:
         _intervals.clear()
         return run(self, *args, **kwargs)
 

@@ -14,7 +14,7 @@ from kernels.block_sparse_attention import (
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
-def lists(heads, q_blocks, k_blocks, width):
+def lists(heads: int, q_blocks: int, k_blocks: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     indices, _ = select_blocks(torch.randn(1, heads, q_blocks, k_blocks), width)
     counts = torch.randint(0, width + 1, (1, heads, q_blocks), dtype=torch.int32)
     counts[..., 0] = width
@@ -26,31 +26,34 @@ def lists(heads, q_blocks, k_blocks, width):
 @pytest.mark.parametrize(("n_q", "n_k", "block_q", "block_k", "block_n"),
                          [(1, 1, 64, 64, 64), (63, 200, 64, 64, 64), (300, 390, 128, 128, 64),
                           (200, 130, 64, 128, 128)])
-def test_matches_fp64_with_ragged_lists_and_edges(n_q, n_k, block_q, block_k, block_n, use_tma):
+def test_matches_fp64_with_ragged_lists_and_edges(
+    n_q: int, n_k: int, block_q: int, block_k: int, block_n: int, use_tma: bool
+) -> None:
     q, k, v = torch.randn(1, 2, n_q, 64), torch.randn(1, 2, n_k, 64), torch.randn(1, 2, n_k, 64)
     k_blocks = -(-n_k // block_k)
     indices, counts = lists(2, -(-n_q // block_q), k_blocks, min(k_blocks, 3))
-    sizes = {"block_q": block_q, "block_k": block_k, "scale": 0.125}
-    out, lse = block_sparse_attention_triton(q, k, v, indices, counts, **sizes,
+    out, lse = block_sparse_attention_triton(q, k, v, indices, counts, block_q=block_q, block_k=block_k, scale=0.125,
                                              config=BlockSparseConfig(block_n, 4, 2, use_tma))
-    want, want_lse = block_sparse_attention_reference(q.double(), k.double(), v.double(), indices, counts, **sizes)
+    want, want_lse = block_sparse_attention_reference(q.double(), k.double(), v.double(), indices, counts,
+                                                      block_q=block_q, block_k=block_k, scale=0.125)
     torch.testing.assert_close(out.double(), want, atol=2e-5, rtol=2e-5)
     torch.testing.assert_close(lse.double(), want_lse, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("head_dim", [80, 128])
-def test_sixteen_bit_types(head_dim, dtype):
+def test_sixteen_bit_types(head_dim: int, dtype: torch.dtype) -> None:
     q, k, v = (torch.randn(1, 1, 250, head_dim).to(dtype) for _ in range(3))
     indices, counts = lists(1, 4, 4, 3)
-    sizes = {"block_q": 64, "block_k": 64, "scale": 0.1}
-    out, _ = block_sparse_attention_triton(q, k, v, indices, counts, **sizes, config=BlockSparseConfig(64, 4, 2, False))
-    want, _ = block_sparse_attention_reference(q.double(), k.double(), v.double(), indices, counts, **sizes)
+    out, _ = block_sparse_attention_triton(q, k, v, indices, counts, block_q=64, block_k=64, scale=0.1,
+                                           config=BlockSparseConfig(64, 4, 2, False))
+    want, _ = block_sparse_attention_reference(q.double(), k.double(), v.double(), indices, counts, block_q=64,
+                                               block_k=64, scale=0.1)
     torch.testing.assert_close(out.double(), want, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize(("n", "block"), [(1, 64), (63, 64), (130, 128), (1000, 128)])
-def test_means_of_blocks(n, block):
+def test_means_of_blocks(n: int, block: int) -> None:
     x = torch.randn(2, n, 2, 80, dtype=torch.bfloat16).transpose(1, 2)
     torch.testing.assert_close(pool_blocks_triton(x, block), pool_blocks_reference(x.double(), block).float(),
                                atol=1e-5, rtol=1e-5)

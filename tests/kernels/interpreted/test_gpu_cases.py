@@ -3,7 +3,7 @@ import torch
 
 from kernels.attention import AttentionConfig
 from kernels.block_sparse_attention import BlockSparseConfig
-from kernels.gpu_cases import decode_case, dense_case, error_of, norm_case, nvfp4_case, select_case, sparse_case
+from kernels.gpu_cases import Case, decode_case, dense_case, error_of, norm_case, nvfp4_case, select_case, sparse_case
 from kernels.paged_attention import PagedConfig
 from kernels.quantization.nvfp4 import GemmConfig, GemvConfig
 
@@ -19,7 +19,7 @@ SMALL = [
 
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
-def test_what_runs_on_a_card_agrees_with_its_reference(case):
+def test_what_runs_on_a_card_agrees_with_its_reference(case: Case) -> None:
     inputs = case.make(torch.device("cpu"), True)
     want = case.reference(inputs)
     for config in case.configs:

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 
@@ -18,7 +20,7 @@ GEMV, GEMM = {"gemv": GemvConfig(16, 128, 4, 2)}, {"gemm": GemmConfig(16, 32, 64
 @pytest.mark.parametrize("kernel", [GEMV, GEMM], ids=["gemv", "gemm"])
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 16), (1, 63, 304), (3, 40, 128)])
-def test_linear_matches_fp64(m, n, k, dtype, kernel):
+def test_linear_matches_fp64(m: int, n: int, k: int, dtype: torch.dtype, kernel: dict[str, Any]) -> None:
     weight = quantize_nvfp4(torch.randn(n, k))
     x = torch.randn(m, k).to(dtype)
     y = nvfp4_linear_triton(x, weight, **kernel)
@@ -28,7 +30,7 @@ def test_linear_matches_fp64(m, n, k, dtype, kernel):
 
 @pytest.mark.parametrize("kernel", [GEMV, GEMM], ids=["gemv", "gemm"])
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-def test_every_byte_of_codes_decodes_exactly(dtype, kernel):
+def test_every_byte_of_codes_decodes_exactly(dtype: torch.dtype, kernel: dict[str, Any]) -> None:
     codes = torch.arange(256, dtype=torch.uint8)[:, None].expand(-1, 8).contiguous()
     weight = NVFP4Tensor(codes, torch.ones(256, 1).to(torch.float8_e4m3fn), torch.tensor(1.0))
     for position in (0, 1):
@@ -39,7 +41,7 @@ def test_every_byte_of_codes_decodes_exactly(dtype, kernel):
 
 
 @pytest.mark.parametrize("kernel", [GEMV, GEMM], ids=["gemv", "gemm"])
-def test_every_scale_decodes_exactly(kernel):
+def test_every_scale_decodes_exactly(kernel: dict[str, Any]) -> None:
     scales = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
     scales = scales[scales.float().isfinite()][:, None]
     weight = NVFP4Tensor(torch.full((len(scales), 8), 0x57, dtype=torch.uint8), scales, torch.tensor(0.5))

@@ -10,7 +10,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("has_residual", [False, True])
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (63, 128), (5, 1000), (3, 63)])
-def test_matches_fp64(rows, width, has_residual, dtype):
+def test_matches_fp64(rows: int, width: int, has_residual: bool, dtype: torch.dtype) -> None:
     x = (torch.randn(width, rows) * 3).to(dtype).t()  # transposed, so not contiguous
     residual = torch.randn(rows, width).to(dtype) if has_residual else None
     weight = torch.randn(width)
