@@ -11,7 +11,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy.exc import OperationalError
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
@@ -26,6 +26,50 @@ logger = logging.getLogger(__name__)
 
 PROBLEM_TYPE = "application/problem+json"
 _MAX_VALUE_CHARS = 200
+
+
+class ErrorDetail(BaseModel):
+    """OpenAI's error object."""
+
+    message: str = Field(description="Which field, which rule, which value.")
+    type: str = Field(description="invalid_request_error, authentication_error, rate_limit_error, server_error, …")
+    param: str | None = Field(description="The field, with dots for nested ones.")
+    code: str = Field(description="Stable name of the reason, for programs.")
+
+
+class Problem(BaseModel):
+    """Every error of this API: OpenAI's `error` with RFC 9457's members beside it."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "error": {
+                        "message": "size: width and height are multiples of 16; got '161x96'.",
+                        "type": "invalid_request_error",
+                        "param": "size",
+                        "code": "invalid_request",
+                    },
+                    "type": "urn:media-server:error:invalid_request",
+                    "title": "Invalid request",
+                    "status": 400,
+                    "detail": "size: width and height are multiples of 16; got '161x96'.",
+                    "param": "size",
+                    "rule": "width and height are multiples of 16",
+                    "value": "161x96",
+                }
+            ]
+        }
+    )
+
+    error: ErrorDetail
+    type: str = Field(description="A URN that names the code.")
+    title: str
+    status: int
+    detail: str
+    param: str | None = None
+    rule: str | None = Field(None, description="The rule that the request breaks.")
+    value: Any = Field(None, description="The value that broke it, shortened.")
 
 
 class MethodNotAllowed(MediaServerError):

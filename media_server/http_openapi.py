@@ -11,8 +11,8 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from media_server import http_objects
-from media_server.http_errors import PROBLEM_TYPE
-from media_server.http_objects import JobEvent, Problem
+from media_server.http_errors import PROBLEM_TYPE, Problem
+from media_server.http_objects import JobEvent
 
 TITLE = "media-server"
 DESCRIPTION = (
