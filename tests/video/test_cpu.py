@@ -1,5 +1,7 @@
 """The faster convolutions give what torch's own give."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -30,7 +32,8 @@ def test_convolutions_of_groups_are_left_alone() -> None:
 @torch.no_grad()
 def test_autoencoder_is_equal() -> None:
     torch.manual_seed(0)
-    vae = build_autoencoder(base_dim=4, decoder_base_dim=4).eval()
+    vae: Any = build_autoencoder(base_dim=4, decoder_base_dim=4)
+    vae.eval()
     clip = torch.rand(1, 3, 9, 32, 48) * 2 - 1
     latents = vae.encode(clip).latent_dist.mode()
     frames = vae.decode(latents).sample

@@ -8,16 +8,10 @@ order of sums in the patch embedding, the rotary product and one batch for both 
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import numpy as np
 import pytest
 import torch
-from diffusers import (
-    FlowMatchEulerDiscreteScheduler,
-    UniPCMultistepScheduler,
-    WanImageToVideoPipeline,
-    WanPipeline,
-    WanTransformer3DModel,
-)
 from PIL import Image
 from torch import Tensor
 from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
@@ -30,6 +24,8 @@ from video.tiny.model import Layout, random_checkpoint
 
 PROMPT, NEGATIVE = "a red ball moves left over snow", "blue car"
 LATENTS_ATOL = 1e-5
+# its lazy classes carry no types
+library: Any = diffusers
 
 
 @pytest.fixture(scope="module")
@@ -118,12 +114,12 @@ def test_text_to_video(
     scheduler: str,
     shift: float,
 ) -> None:
-    pipeline = WanPipeline.from_pretrained(folders[layout], dtype=torch.float32)
+    pipeline = library.WanPipeline.from_pretrained(folders[layout], dtype=torch.float32)
     if scheduler == "unipc":
-        pipeline.scheduler = UniPCMultistepScheduler.from_config(pipeline.scheduler.config, flow_shift=shift)
+        pipeline.scheduler = library.UniPCMultistepScheduler.from_config(pipeline.scheduler.config, flow_shift=shift)
     else:
-        pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
-    size = {"width": width, "height": height, "num_frames": num_frames}
+        pipeline.scheduler = library.FlowMatchEulerDiscreteScheduler(shift=shift)
+    size: dict[str, Any] = {"width": width, "height": height, "num_frames": num_frames}
     reference = theirs(pipeline, **size, num_inference_steps=steps, guidance_scale=scale)
     checkpoint = load_checkpoint(folders[layout])
     mine = ours(checkpoint, **size, steps=steps, guidance=Guidance(scale), flow_shift=shift, scheduler=scheduler)
@@ -141,8 +137,8 @@ def test_guidance_in_one_batch_and_in_two_passes_agree(
 
 
 def test_first_frame_with_a_timestep_a_token(folders: dict[str, Path]) -> None:
-    pipeline = WanImageToVideoPipeline.from_pretrained(folders["ti2v"], dtype=torch.float32)
-    size = {"width": 48, "height": 64, "num_frames": 13}
+    pipeline = library.WanImageToVideoPipeline.from_pretrained(folders["ti2v"], dtype=torch.float32)
+    size: dict[str, Any] = {"width": 48, "height": 64, "num_frames": 13}
     first = picture(48, 64, 1)
     reference = theirs(pipeline, image=first, **size, num_inference_steps=4, guidance_scale=3.0)
     checkpoint = load_checkpoint(folders["ti2v"])
@@ -152,8 +148,8 @@ def test_first_frame_with_a_timestep_a_token(folders: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("with_last", [False, True])
 def test_image_joined_as_channels_with_two_experts(folders: dict[str, Path], with_last: bool) -> None:
-    pipeline = WanImageToVideoPipeline.from_pretrained(folders["a14b-i2v"], dtype=torch.float32)
-    size = {"width": 64, "height": 32, "num_frames": 9}
+    pipeline = library.WanImageToVideoPipeline.from_pretrained(folders["a14b-i2v"], dtype=torch.float32)
+    size: dict[str, Any] = {"width": 64, "height": 32, "num_frames": 9}
     first, last = picture(64, 32, 1), picture(64, 32, 2) if with_last else None
     reference = theirs(
         pipeline, image=first, last_image=last, **size, num_inference_steps=6, guidance_scale=3.5, guidance_scale_2=2.0
@@ -166,7 +162,7 @@ def test_image_joined_as_channels_with_two_experts(folders: dict[str, Path], wit
 
 
 def test_image_encoder_of_wan_2_1(folders: dict[str, Path], tmp_path: Path) -> None:
-    base = WanImageToVideoPipeline.from_pretrained(folders["a14b-i2v"], dtype=torch.float32)
+    base = library.WanImageToVideoPipeline.from_pretrained(folders["a14b-i2v"], dtype=torch.float32)
     torch.manual_seed(3)
     config = dict(base.transformer.config) | {"image_dim": 24, "added_kv_proj_dim": 32}
     vision = CLIPVisionConfig(
@@ -174,17 +170,17 @@ def test_image_encoder_of_wan_2_1(folders: dict[str, Path], tmp_path: Path) -> N
     )
     # Wan 2.1's attention counts back 512 text tokens to find the image's
     base.tokenizer.model_max_length = 512
-    pipeline = WanImageToVideoPipeline(
+    pipeline = library.WanImageToVideoPipeline(
         tokenizer=base.tokenizer,
         text_encoder=base.text_encoder,
         vae=base.vae,
         scheduler=base.scheduler,
-        transformer=WanTransformer3DModel.from_config(config),
+        transformer=library.WanTransformer3DModel.from_config(config),
         image_encoder=CLIPVisionModel(vision),
         image_processor=CLIPImageProcessor(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}),
     )
     pipeline.save_pretrained(tmp_path)
-    size = {"width": 48, "height": 48, "num_frames": 5}
+    size: dict[str, Any] = {"width": 48, "height": 48, "num_frames": 5}
     first = picture(48, 48, 4)
     reference = theirs(pipeline, image=first, **size, num_inference_steps=2, guidance_scale=5.0)
     checkpoint = load_checkpoint(tmp_path)
