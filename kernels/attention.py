@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from kernels.descriptors import can_describe, describe
 from kernels.dispatch import require, tl, triton, uses_triton
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
@@ -260,19 +261,6 @@ def attention_triton(
         VARLEN=varlen is not None, USE_TMA=use_tma, PRECISION="ieee",
         num_warps=config.num_warps, num_stages=config.num_stages, maxnreg=config.max_registers)
     return out, lse
-
-
-def can_describe(x: torch.Tensor) -> bool:
-    """Say whether a tensor descriptor can address `[B, H, N, D]` x: 16-byte aligned base and strides."""
-    size = x.element_size()
-    return x.data_ptr() % 16 == 0 and all(s * size % 16 == 0 and s > 0 for s in x.stride()[:3])
-
-
-def describe(x: torch.Tensor, rows: int, block_d: int) -> object:
-    """Describe `[B, H, N, D]` x in boxes of rows by block_d, out-of-range elements read as zero."""
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, block_d])
 
 
 def attention_reference(

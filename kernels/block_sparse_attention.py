@@ -1,9 +1,7 @@
 """Attention of each block of queries to its own list of key blocks, with the log-sum-exp.
 
-The fine branch of VSA (arXiv 2505.13389) and the training-free top-k router: `block_scores` pools blocks to their mean
-in fp32 and takes dot products (subtracting K's mean would shift each row by a constant and change no choice),
-`select_blocks` takes the best blocks of each row and those that are forced. Sums accumulate in fp32, weights are
-rounded to the input type before they meet V.
+The fine branch of VSA (arXiv 2505.13389) and the training-free top-k router, whose lists `block_selection` makes. Sums
+accumulate in fp32, weights are rounded to the input type before they meet V.
 A list's ids ascend, so that only its last one can be the ragged last block: the kernel masks nothing before it.
 Gradients: with inputs that require them the reference runs and its autograd is the backward.
 """
@@ -13,7 +11,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from kernels.attention import DTYPES, HEAD_DIMS, LOG2_E, can_describe, describe
+from kernels.attention import DTYPES, HEAD_DIMS, LOG2_E
+from kernels.descriptors import can_describe, describe
 from kernels.dispatch import require, tl, triton, uses_triton
 
 BLOCK_SIZES = (64, 128)
@@ -60,40 +59,6 @@ def block_sparse_attention(
     if torch.is_grad_enabled() and q.requires_grad:
         return block_sparse_attention_reference(*inputs, block_q=block_q, block_k=block_k, scale=scale)
     return block_sparse_attention_torch(*inputs, block_q=block_q, block_k=block_k, scale=scale)
-
-
-def block_scores(q: torch.Tensor, k: torch.Tensor, *, block_q: int = 128, block_k: int = 128) -> torch.Tensor:
-    """Score key blocks for query blocks: the dot products of their means, `[B, H, ceil(Nq/bq), ceil(Nk/bk)]` fp32.
-
-    q: `[B, H, Nq, D]`, k: `[B, H, Nk, D]`. A ragged last block is divided by its valid count.
-    """
-    for name, x, size in (("q", q, block_q), ("k", k, block_k)):
-        require(x.ndim == 4 and x.shape[2] > 0, "block_scores", f"{name} must be [B, H, N > 0, D]", list(x.shape))
-        require(size in BLOCK_SIZES, "block_scores", f"block size must be one of {BLOCK_SIZES}", size)
-        require(x.stride(-1) == 1, "block_scores", f"{name}'s last stride must be 1", x.stride())
-    pool = pool_blocks_triton if uses_triton(q) else pool_blocks_reference
-    return pool(q, block_q) @ pool(k, block_k).transpose(-1, -2)
-
-
-def select_blocks(
-    scores: torch.Tensor, num_blocks: int, *, forced: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose the best key blocks of each query block, ids ascending.
-
-    scores: `[B, H, Qb, Kb]` fp32. num_blocks: how many each row takes, 1..Kb, forced ones among them.
-    forced: `[Kb]` or `[..., Qb, Kb]` bool, blocks that are always taken, at most num_blocks a row.
-    Returns block_indices `[B, H, Qb, num_blocks]` and block_counts `[B, H, Qb]` int32.
-    """
-    require(scores.ndim == 4, "select_blocks", "scores must be [B, H, Qb, Kb]", list(scores.shape))
-    require(1 <= num_blocks <= scores.shape[-1], "select_blocks", f"num_blocks must be in 1..{scores.shape[-1]}",
-            num_blocks)
-    if forced is not None:
-        require(forced.dtype == torch.bool and forced.shape[-1] == scores.shape[-1], "select_blocks",
-                f"forced must be bool over {scores.shape[-1]} key blocks", (forced.dtype, list(forced.shape)))
-        scores = torch.where(forced, float("inf"), scores)
-    indices = scores.topk(num_blocks, dim=-1, sorted=False).indices.to(torch.int32).sort(dim=-1).values
-    counts = torch.full(scores.shape[:-1], num_blocks, dtype=torch.int32, device=scores.device)
-    return indices, counts
 
 
 @triton.jit
@@ -176,22 +141,6 @@ def _block_sparse_kernel(
     tl.store(lse + batch64 * stride_lb + head64 * stride_lh + offs_m, row_lse, mask=offs_m < n_q)
 
 
-@triton.jit
-def _pool_kernel(
-    x, means, stride_xb, stride_xh, stride_xn, stride_mb, stride_mh, stride_mn, num_heads, n,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
-):
-    block = tl.program_id(0).to(tl.int64)
-    batch = (tl.program_id(1) // num_heads).to(tl.int64)
-    head = (tl.program_id(1) % num_heads).to(tl.int64)
-    offs_n = block * BLOCK + tl.arange(0, BLOCK)
-    offs_d = tl.arange(0, BLOCK_D)
-    rows = x + batch * stride_xb + head * stride_xh + offs_n[:, None] * stride_xn + offs_d[None, :]
-    tile = tl.load(rows, mask=(offs_n[:, None] < n) & (offs_d[None, :] < HEAD_DIM), other=0.0).to(tl.float32)
-    mean = tl.sum(tile, 0) / tl.minimum(n - block * BLOCK, BLOCK).to(tl.float32)
-    tl.store(means + batch * stride_mb + head * stride_mh + block * stride_mn + offs_d, mean, mask=offs_d < HEAD_DIM)
-
-
 def default_config(q: torch.Tensor, block_q: int, block_k: int) -> BlockSparseConfig:
     """Return the launch that q's type, head dim and block sizes take; untuned."""
     if q.dtype == torch.float32:
@@ -233,27 +182,6 @@ def block_sparse_attention_triton(
         HEAD_DIM=head_dim, BLOCK_D=block_d, BLOCK_M=block_q, BLOCK_K=block_k, BLOCK_N=config.block_n, USE_TMA=use_tma,
         num_warps=config.num_warps, num_stages=config.num_stages, maxnreg=config.max_registers)
     return out, lse
-
-
-def pool_blocks_triton(x: torch.Tensor, block: int) -> torch.Tensor:
-    """Average `[B, H, N, D]` x over blocks of tokens in one read: `[B, H, ceil(N / block), D]` fp32."""
-    batch, num_heads, n, head_dim = x.shape
-    means = torch.empty(batch, num_heads, triton.cdiv(n, block), head_dim, dtype=torch.float32, device=x.device)
-    if means.numel():
-        _pool_kernel[(means.shape[2], batch * num_heads)](
-            x, means, *x.stride()[:3], *means.stride()[:3], num_heads, n,
-            HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim), BLOCK=block)
-    return means
-
-
-def pool_blocks_reference(x: torch.Tensor, block: int) -> torch.Tensor:
-    """Average `[B, H, N, D]` x over blocks of tokens in plain torch."""
-    n = x.shape[2]
-    num_blocks = triton.cdiv(n, block)
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    sums: torch.Tensor = F.pad(wide, (0, 0, 0, num_blocks * block - n)).unflatten(2, (num_blocks, block)).sum(3)
-    valid = (n - torch.arange(num_blocks, device=x.device) * block).clamp(max=block)
-    return sums / valid[:, None]
 
 
 def block_sparse_attention_torch(

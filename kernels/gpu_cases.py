@@ -9,12 +9,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels.attention import AttentionConfig, attention_reference, attention_triton
-from kernels.block_sparse_attention import (
-    BlockSparseConfig,
-    block_sparse_attention_triton,
-    pool_blocks_triton,
-    select_blocks,
-)
+from kernels.block_selection import pool_blocks_triton, select_blocks
+from kernels.block_sparse_attention import BlockSparseConfig, block_sparse_attention_triton
 from kernels.paged_attention import PagedConfig, paged_attention_reference, paged_attention_triton
 from kernels.quantization.nvfp4 import (
     GemmConfig,

@@ -5,12 +5,6 @@ import pytest
 import torch
 
 from kernels.attention import attention, attention_reference, attention_varlen, attention_with_lse
-from kernels.block_sparse_attention import (
-    block_scores,
-    block_sparse_attention,
-    block_sparse_attention_reference,
-    select_blocks,
-)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -39,36 +33,6 @@ def test_gradients_flow_through_torch() -> None:
     assert all(bool(gradient.any()) for gradient in gradients)
 
 
-@pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("n", [1, 63, 128, 1000])
-def test_gathered_blocks_match_the_reference(n: int, ragged: bool) -> None:
-    q, k, v = (torch.randn(1, 2, n, 64) for _ in range(3))
-    blocks = -(-n // 64)
-    indices, counts = select_blocks(block_scores(q, k, block_q=64, block_k=64), min(3, blocks))
-    if ragged:
-        counts = torch.randint(0, indices.shape[-1] + 1, counts.shape, dtype=torch.int32)
-    sizes = {"block_q": 64, "block_k": 64}
-    out, lse = block_sparse_attention(q, k, v, indices, counts, **sizes, check_blocks=True)
-    want, want_lse = block_sparse_attention_reference(q.double(), k.double(), v.double(), indices, counts, **sizes,
-                                                      scale=0.125)
-    torch.testing.assert_close(out.double(), want, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(lse.double(), want_lse, atol=1e-5, rtol=1e-5)
-
-
-def test_all_blocks_is_dense_attention() -> None:
-    q, k, v = (torch.randn(1, 2, 200, 64) for _ in range(3))
-    indices, counts = select_blocks(block_scores(q, k), 2)
-    torch.testing.assert_close(block_sparse_attention(q, k, v, indices, counts)[0], attention(q, k, v))
-
-
-def test_forced_blocks_are_taken_and_ids_ascend() -> None:
-    forced = torch.zeros(8, dtype=torch.bool)
-    forced[[0, 7]] = True
-    indices, _ = select_blocks(torch.randn(2, 3, 5, 8), 4, forced=forced)
-    assert bool((indices[..., 0] == 0).all() and (indices[..., -1] == 7).all())
-    assert bool((indices[..., 1:] > indices[..., :-1]).all())
-
-
 @pytest.mark.parametrize(("change", "rule"), [
     (lambda a: a.update(k=a["k"][..., :32]), "k and v must be"),
     (lambda a: a.update(q=a["q"].double()), "q must be fp16"),
@@ -83,13 +47,3 @@ def test_bad_input_is_named(change: Callable[[dict[str, Any]], None], rule: str)
     change(arguments)
     with pytest.raises(ValueError, match=rule):
         attention(**arguments)
-
-
-@pytest.mark.parametrize(("ids", "rule"), [([[1, 0]], "ascend"), ([[0, 2]], "ids must be in"), ([[-1, 0]], "ids")])
-def test_bad_lists_are_refused_when_checked(ids: list[list[int]], rule: str) -> None:
-    q = torch.randn(1, 1, 64, 64)
-    k = torch.randn(1, 1, 128, 64)
-    indices = torch.tensor([[ids]], dtype=torch.int32)
-    counts = torch.full((1, 1, 1), 2, dtype=torch.int32)
-    with pytest.raises(ValueError, match=rule):
-        block_sparse_attention(q, k, k, indices, counts, block_q=64, block_k=64, check_blocks=True)

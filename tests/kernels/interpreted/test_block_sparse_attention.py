@@ -1,13 +1,11 @@
 import pytest
 import torch
 
+from kernels.block_selection import select_blocks
 from kernels.block_sparse_attention import (
     BlockSparseConfig,
     block_sparse_attention_reference,
     block_sparse_attention_triton,
-    pool_blocks_reference,
-    pool_blocks_triton,
-    select_blocks,
 )
 
 # as in test_attention: rounding of weights and outputs to the type
@@ -50,10 +48,3 @@ def test_sixteen_bit_types(head_dim: int, dtype: torch.dtype) -> None:
     want, _ = block_sparse_attention_reference(q.double(), k.double(), v.double(), indices, counts, block_q=64,
                                                block_k=64, scale=0.1)
     torch.testing.assert_close(out.double(), want, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize(("n", "block"), [(1, 64), (63, 64), (130, 128), (1000, 128)])
-def test_means_of_blocks(n: int, block: int) -> None:
-    x = torch.randn(2, n, 2, 80, dtype=torch.bfloat16).transpose(1, 2)
-    torch.testing.assert_close(pool_blocks_triton(x, block), pool_blocks_reference(x.double(), block).float(),
-                               atol=1e-5, rtol=1e-5)
