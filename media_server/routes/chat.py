@@ -1,0 +1,289 @@
+"""/v1/chat/completions and /v1/completions: text, whole or as it is written, by our engine or one by URL.
+
+A client that leaves ends its request, unless it asked for `resume_s`: then the request goes on, and its stream can be
+taken up again at /v1/chat/completions/{id}/events with Last-Event-ID.
+"""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Path
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from media_server.auth import Caller, Owner
+from media_server.errors import InvalidRequest, NotFound, Unprocessable
+from media_server.http_body import parse_json
+from media_server.http_context import request_context
+from media_server.http_openapi import errors
+from media_server.http_requests import parse_body
+from media_server.ids import new_id
+from media_server.models.card import TextCard
+from media_server.models.registry import get_card
+from media_server.settings import Settings
+from media_server.text import remote
+from media_server.text.answers import Answer, ChatCompletion, Completion, Whole
+from media_server.text.engine import AsyncEngineClient, Prompt, failure_error
+from media_server.text.messages import TextEvent
+from media_server.text.openapi import json_body, stream_response
+from media_server.text.reading import Entry, Reading
+from media_server.text.requests import (
+    ChatRequest,
+    CompletionRequest,
+    SamplingFields,
+    grammar_of,
+    refuse_unsupported,
+    sampling_of,
+)
+from media_server.text.sse import HEADERS, MEDIA_TYPE, event_number, frames
+from media_server.text.templates import TextModel, TextModels
+
+router = APIRouter(tags=["chat"])
+
+_STREAM = stream_response("The answer, or with `stream` its chunks as server-sent events, the last one `[DONE]`.")
+
+
+@router.post(
+    "/v1/chat/completions",
+    response_model=ChatCompletion,
+    summary="Answer a conversation",
+    responses={**_STREAM, **errors(404, 422)},
+    openapi_extra=json_body(ChatRequest),
+)
+async def create_chat_completion(request: Request, owner: Owner) -> Response:
+    """Answer a conversation: OpenAI's shapes, plain or as server-sent events whose ids a stream is taken up by."""
+    values = refuse_unsupported(parse_json(await request.body()))
+    body = parse_body(ChatRequest, values)
+    settings: Settings = request.app.state.settings
+    if settings.engine_url is not None:
+        return await remote.forward(settings, "chat/completions", body, values)
+    model = await _load_model(request, body.model)
+    token_ids = await run_in_threadpool(model.encode_chat, [message.flat() for message in body.messages])
+    answer = Answer(
+        id=new_id("chatcmpl"),
+        created=0,
+        model=model.card.name,
+        fingerprint=_fingerprint(model.card),
+        num_choices=body.n,
+        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        has_logprobs=body.logprobs,
+        is_resumable=body.resume_s is not None,
+    )
+    prompt = _prompt(request, owner, body, model, token_ids, answer, body.longest, body.num_logprobs)
+    return await _answer(request, body, answer, prompt)
+
+
+@router.post(
+    "/v1/completions",
+    response_model=Completion,
+    summary="Continue a text",
+    responses={**_STREAM, **errors(404, 422)},
+    openapi_extra=json_body(CompletionRequest),
+)
+async def create_completion(request: Request, owner: Owner) -> Response:
+    """Continue a text or a list of token ids, without a chat template."""
+    values = refuse_unsupported(parse_json(await request.body()))
+    body = parse_body(CompletionRequest, values)
+    settings: Settings = request.app.state.settings
+    if settings.engine_url is not None:
+        return await remote.forward(settings, "completions", body, values)
+    model = await _load_model(request, body.model)
+    if isinstance(body.prompt, str):
+        token_ids = await run_in_threadpool(model.encode_text, body.prompt)
+    else:
+        token_ids = body.prompt
+    if not token_ids:
+        raise InvalidRequest("prompt: must have at least one token.", param="prompt", rule="at least one token")
+    answer = Answer(
+        id=new_id("req"),
+        created=0,
+        model=model.card.name,
+        fingerprint=_fingerprint(model.card),
+        kind="completion",
+        num_choices=body.n,
+        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        has_logprobs=body.logprobs is not None,
+        is_resumable=body.resume_s is not None,
+    )
+    prompt = _prompt(request, owner, body, model, token_ids, answer, body.longest, body.logprobs)
+    return await _answer(request, body, answer, prompt)
+
+
+@router.get(
+    "/v1/chat/completions/{completion_id}/events",
+    summary="Take up a stream again",
+    response_class=Response,
+    responses={**stream_response("The chunks after Last-Event-ID."), **errors(404)},
+)
+async def completion_events(
+    request: Request,
+    owner: Owner,
+    completion_id: Annotated[str, Path(max_length=80, description="The id of a completion sent with `resume_s`.")],
+    last_event_id: Annotated[str | None, Header(description="The id of the last frame that was seen.")] = None,
+) -> Response:
+    """Go on with the stream of a request that asked for `resume_s`, from the event after Last-Event-ID."""
+    after = event_number(last_event_id)
+    if after is None:
+        raise InvalidRequest(
+            "last-event-id: must be the id of a frame of this stream.",
+            param="last-event-id",
+            rule="an id such as 12-0",
+            value=(last_event_id or "")[:40],
+        )
+    client = _client(request)
+    reading = await client.resume(completion_id, after)
+    if reading is None or reading.meta.owner_key_id != owner.owner_key_id or not reading.meta.answer["is_resumable"]:
+        raise NotFound(
+            f"No stream is kept under the id {completion_id!r}: only requests with resume_s are, for that long.",
+            param="completion_id",
+            value=completion_id,
+        )
+    answer = _stored_answer(reading)
+    return StreamingResponse(frames(answer, client.events(reading)), headers=HEADERS, media_type=MEDIA_TYPE)
+
+
+async def _answer(request: Request, body: SamplingFields, answer: Answer, prompt: Prompt) -> Response:
+    """Send the prompt, wait until an engine has accepted it, and answer as asked."""
+    client = _client(request)
+    reading = await client.submit(prompt)
+    answer = _stored_answer(reading)
+    entries = client.events(reading)
+    try:
+        accepted = await _first(entries)
+        if accepted.event.error is not None:
+            raise failure_error(accepted.event.error)
+        if body.stream:
+            rest = _from(accepted, entries)
+            stream = frames(answer, rest) if answer.is_resumable else _ending(client, reading, frames(answer, rest))
+            return StreamingResponse(stream, headers=HEADERS, media_type=MEDIA_TYPE)
+        return JSONResponse(await _gather(request, client, reading, answer, entries))
+    except asyncio.CancelledError:
+        if not answer.is_resumable:
+            await asyncio.shield(client.abort(reading))
+        raise
+
+
+async def _first(entries: AsyncIterator[Entry | None]) -> Entry:
+    async for entry in entries:
+        if entry is not None:
+            return entry
+    raise AssertionError("a stream ends with an event")
+
+
+async def _from(first: Entry, rest: AsyncIterator[Entry | None]) -> AsyncIterator[Entry | None]:
+    yield first
+    async for entry in rest:
+        yield entry
+
+
+async def _ending(client: AsyncEngineClient, reading: Reading, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Pass a stream on; when its reader leaves, end the request."""
+    try:
+        async for frame in stream:
+            yield frame
+    finally:
+        # the reader's task is being cancelled: the message must leave all the same
+        await asyncio.shield(client.abort(reading))
+
+
+async def _gather(
+    request: Request,
+    client: AsyncEngineClient,
+    reading: Reading,
+    answer: Answer,
+    entries: AsyncIterator[Entry | None],
+) -> dict[str, Any]:
+    """Wait for the whole answer; a client that leaves ends its request."""
+    whole = Whole(answer)
+
+    async def gather() -> TextEvent | None:
+        async for entry in entries:
+            if entry is None:
+                continue
+            if entry.event.error is not None:
+                return entry.event
+            whole.take(entry.event)
+        return None
+
+    gathering = asyncio.ensure_future(gather())
+    leaving = asyncio.ensure_future(_wait_until_gone(request))
+    try:
+        await asyncio.wait({gathering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not gathering.done():
+            if not answer.is_resumable:
+                await client.abort(reading)
+            # nobody reads this
+            raise Unprocessable("The client has left.", code="client_closed_request")
+        failed = gathering.result()
+        if failed is not None and failed.error is not None:
+            raise failure_error(failed.error)
+        return whole.body()
+    finally:
+        for task in (gathering, leaving):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task
+
+
+async def _wait_until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _prompt(
+    request: Request,
+    owner: Caller,
+    body: SamplingFields,
+    model: TextModel,
+    token_ids: list[int],
+    answer: Answer,
+    longest: int | None,
+    num_logprobs: int | None,
+) -> Prompt:
+    card = model.card
+    room = card.context_length - len(token_ids)
+    if longest is None and room > 0:
+        # the model's own default, as far as the context goes; what was asked for is never shortened
+        longest = min(card.defaults.max_tokens or room, room)
+    defaults = {"temperature": card.defaults.temperature, "top_p": card.defaults.top_p}
+    return Prompt(
+        id=answer.id,
+        model=card.name,
+        token_ids=token_ids,
+        sampling=sampling_of(
+            body, longest=longest, num_logprobs=num_logprobs, seed=secrets.randbits(63), defaults=defaults
+        ),
+        grammar=grammar_of(body),
+        resume_s=body.resume_s,
+        priority=body.priority,
+        trace=request_context(request).traceparent,
+        owner_key_id=owner.owner_key_id,
+        answer=asdict(answer),
+    )
+
+
+def _stored_answer(reading: Reading) -> Answer:
+    return Answer(**{**reading.meta.answer, "created": reading.meta.created})
+
+
+async def _load_model(request: Request, name: str | None) -> TextModel:
+    state = request.app.state
+    card = await run_in_threadpool(get_card, state.db, name, "text")
+    if not hasattr(state, "text_models"):
+        state.text_models = TextModels(state.artifacts)
+    models: TextModels = state.text_models
+    return await run_in_threadpool(models.load, card)
+
+
+def _client(request: Request) -> AsyncEngineClient:
+    return AsyncEngineClient(request.app.state.redis)
+
+
+def _fingerprint(card: TextCard) -> str:
+    return f"media-server-{version('media-server')}-{card.hash.removeprefix('sha256:')[:12]}"

@@ -1,0 +1,162 @@
+"""An OpenAI-compatible server (vLLM, SGLang, Dynamo) in the place of our engine, by its URL.
+
+Bodies are checked by our rules and passed on as they came; answers come back as they are, errors as ours.
+"""
+
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
+
+import httpx
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from media_server.errors import InvalidRequest, MediaServerError
+from media_server.settings import Settings
+from media_server.text.messages import Grammar, Usage
+from media_server.text.reading import EngineUnavailable
+from media_server.text.requests import SamplingFields
+from media_server.text.sse import HEADERS, MEDIA_TYPE
+from media_server.text.storyboard import Ask, StoryboardError
+
+# until the first byte of an answer; between chunks nobody is hurried
+TIMEOUT = httpx.Timeout(connect=5.0, write=30.0, read=600.0, pool=30.0)
+# ours, which such a server does not know
+_OURS = ("resume_s", "priority", "grammar")
+
+
+def open_client(settings: Settings) -> httpx.AsyncClient:
+    """Make a client of the server at `engine_url`."""
+    return httpx.AsyncClient(base_url=base_url(settings), headers=auth_headers(settings), timeout=TIMEOUT)
+
+
+def base_url(settings: Settings) -> str:
+    """Give the server's address, up to and with /v1/."""
+    assert settings.engine_url is not None
+    url = settings.engine_url.rstrip("/")
+    return f"{url}/" if url.endswith("/v1") else f"{url}/v1/"
+
+
+def auth_headers(settings: Settings) -> dict[str, str]:
+    """Give the header that carries the server's key, if there is one."""
+    return {"authorization": f"Bearer {settings.engine_api_key}"} if settings.engine_api_key else {}
+
+
+async def forward(settings: Settings, path: str, body: SamplingFields, values: Mapping[str, Any]) -> Response:
+    """Pass a request on and its answer back.
+
+    Raises InvalidRequest for a field of ours that the server does not know, EngineUnavailable if it does not answer.
+    """
+    for name in _OURS:
+        if values.get(name) not in (None, 0):
+            raise InvalidRequest(
+                f"{name}: the engine by URL does not do this.", code="unsupported_parameter", param=name
+            )
+    payload = {name: value for name, value in values.items() if name not in _OURS}
+    client = open_client(settings)
+    try:
+        answer = await client.send(client.build_request("POST", path, json=payload), stream=True)
+    except httpx.HTTPError as error:
+        await client.aclose()
+        raise EngineUnavailable("The language engine by URL does not answer; try again.") from error
+    if body.stream and answer.status_code == 200:
+        return StreamingResponse(_relay(client, answer), headers=HEADERS, media_type=MEDIA_TYPE)
+    try:
+        await answer.aread()
+        if answer.status_code != 200:
+            raise remote_error(answer)
+        return JSONResponse(answer.json())
+    finally:
+        await client.aclose()
+
+
+def remote_error(answer: httpx.Response) -> MediaServerError:
+    """Turn the server's error into one of ours, with its message and status."""
+    try:
+        error = answer.json()
+        error = error.get("error", error)
+        message, code, param = str(error["message"]), error.get("code"), error.get("param")
+    except (ValueError, AttributeError, KeyError, TypeError):
+        message, code, param = f"The language engine answered with status {answer.status_code}.", None, None
+    if answer.status_code >= 500:
+        return EngineUnavailable(message)
+    return InvalidRequest(message, status=answer.status_code, code=code if isinstance(code, str) else None, param=param)
+
+
+def write_remotely(settings: Settings, ask: Ask, model: str | None, usages: list[Usage]) -> Iterator[str]:
+    """Have the server write one text under its grammar, by OpenAI's structured output; yields it as it comes.
+
+    Raises StoryboardError if the answer is not what was asked for, EngineUnavailable if the server does not answer.
+    """
+    payload: dict[str, Any] = {
+        "messages": list(ask.messages),
+        "max_tokens": ask.max_tokens,
+        "temperature": ask.temperature,
+        "top_p": ask.top_p,
+        # servers differ in how many bits they take
+        "seed": ask.seed % 2**31,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "response_format": _response_format(ask.grammar),
+    }
+    with httpx.Client(base_url=base_url(settings), headers=auth_headers(settings), timeout=TIMEOUT) as client:
+        payload["model"] = model or _first_model(client)
+        parts = []
+        with client.stream("POST", "chat/completions", json=payload) as answer:
+            if answer.status_code != 200:
+                answer.read()
+                raise remote_error(answer)
+            for chunk in _chunks(answer):
+                if chunk.get("usage"):
+                    usages.append(Usage.model_validate(chunk["usage"]))
+                for choice in chunk.get("choices", ()):
+                    parts.append(choice["delta"].get("content") or "")
+                    if ask.grammar.type == "json_schema":
+                        yield parts[-1]
+    if ask.grammar.type == "choice":
+        # a choice is asked for as an object of one field
+        try:
+            yield str(json.loads("".join(parts))["choice"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise StoryboardError("The language engine by URL did not keep to the schema.") from error
+
+
+def _response_format(grammar: Grammar) -> dict[str, Any]:
+    if grammar.type == "choice":
+        field = {"choice": {"type": "string", "enum": json.loads(grammar.value)}}
+        schema: dict[str, Any] = {
+            "type": "object",
+            "properties": field,
+            "required": ["choice"],
+            "additionalProperties": False,
+        }
+    else:
+        assert grammar.type == "json_schema", f"storyboards ask for schemas and choices, not {grammar.type}"
+        schema = json.loads(grammar.value)
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+
+
+def _first_model(client: httpx.Client) -> str:
+    answer = client.get("models")
+    if answer.status_code != 200:
+        raise remote_error(answer)
+    try:
+        return str(answer.json()["data"][0]["id"])
+    except (ValueError, KeyError, IndexError) as error:
+        raise EngineUnavailable("The language engine by URL names no model.") from error
+
+
+def _chunks(answer: httpx.Response) -> Iterator[dict[str, Any]]:
+    for line in answer.iter_lines():
+        data = line.removeprefix("data:").strip()
+        if line.startswith("data:") and data != "[DONE]":
+            yield json.loads(data)
+
+
+async def _relay(client: httpx.AsyncClient, answer: httpx.Response) -> AsyncIterator[bytes]:
+    """Pass the stream on; if our reader leaves, the connection closes and the server ends the request."""
+    try:
+        async for part in answer.aiter_raw():
+            yield part
+    finally:
+        await answer.aclose()
+        await client.aclose()
