@@ -51,9 +51,9 @@ $(STAMPS)/venv:
 # torch first: which Triton belongs to it shows only then
 $(STAMPS)/torch: $(STAMPS)/venv constraints.txt
 	$(PIP) install -q -c constraints.txt torch
-	$(BIN)/python -c 'import platform, sys, torch; \
-		sys.exit(torch.version.cuda is not None or (sys.platform, platform.machine()) != ("linux", "x86_64"))' \
-		&& sed -n 's/^#cpu: //p' constraints.txt > $@ || : > $@
+	kind=$$($(BIN)/python -c 'import platform, sys, torch; \
+		print("cpu" if torch.version.cuda is None else "cuda", sys.platform, platform.machine())') \
+		&& if [ "$$kind" = "cpu linux x86_64" ]; then sed -n 's/^#cpu: //p' constraints.txt; fi > $@
 
 $(STAMPS)/packages: $(STAMPS)/torch pyproject.toml setup.py
 	$(PIP) install -q -c constraints.txt -r $(STAMPS)/torch -e '.[test]'

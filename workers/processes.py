@@ -103,7 +103,8 @@ class Child:
         assert process.stdout is not None
         with process.stdout as output:
             for line in output:
-                self.write(self.spec.name, line.decode(errors="replace").rstrip("\n"))
+                # of a progress bar that overwrites itself, its last state
+                self.write(self.spec.name, line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2])
 
 
 def _has_died(process: subprocess.Popen[bytes]) -> bool:

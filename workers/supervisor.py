@@ -28,6 +28,7 @@ import httpx
 from media_server.errors import ConfigurationError
 from media_server.jobs.claims import end_leases
 from media_server.jobs.database import Database, lock_data_dir, migrate, open_database
+from media_server.jobs.doorbell import make_celery, ring
 from media_server.settings import ModelEntry, Settings, child_environment, load_settings
 from workers.leases import end_leases_of_the_dead, worker_id
 from workers.logging_setup import setup_logging
@@ -58,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with lock_data_dir(settings.data_dir), open_listener(settings.host, settings.port) as listener:
         settings = settings.model_copy(update={"port": listener.getsockname()[1]})
-        db = open_database(settings.database)
+        db = open_database(settings.database, ring=partial(ring, make_celery(settings)))
         migrate(db)
         supervisor = Supervisor(settings, db, listener)
         signal.signal(signal.SIGTERM, supervisor.request_stop)
