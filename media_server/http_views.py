@@ -153,7 +153,7 @@ def film_id_of(job: Job) -> str | None:
 
 def url_of(job: Job) -> str:
     """Name the resource that answers for a job as what it is."""
-    collection = {"video": "videos", "film": "films"}.get(job.kind, "jobs")
+    collection = {"video": "videos", "film": "films", "storyboard": "storyboards"}.get(job.kind, "jobs")
     return f"/v1/{collection}/{job.id}"
 
 

@@ -49,7 +49,8 @@ async def create_film(request: Request, response: Response, owner: Owner) -> obj
         check_url(body.webhook_url, param="webhook_url", allow_private=settings.allow_private_urls)
 
     def submit() -> Job:
-        if body.text_model is not None:
+        # an engine by URL knows its models itself
+        if body.text_model is not None and settings.engine_url is None:
             _check_text_model(db, body.text_model)
         return submit_film(
             db,

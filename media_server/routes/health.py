@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable
 
+import httpx
 import redis.asyncio
 from fastapi import APIRouter
 from redis.exceptions import RedisError
@@ -18,6 +19,7 @@ from media_server.http_openapi import errors
 from media_server.jobs.database import Database
 from media_server.models.registry import Published, list_cards
 from media_server.settings import ModelEntry, Settings
+from media_server.text import remote
 
 router = APIRouter(prefix="/health", tags=["health"])
 
@@ -34,10 +36,13 @@ async def live() -> objects.Health:
 async def ready(request: Request) -> Response:
     """Say of each part whether it is up; 503 with the missing ones if one is not."""
     settings: Settings = request.app.state.settings
-    found = await asyncio.gather(
+    checks = [
         _in_time("broker", _broker(request.app.state.redis)),
         _in_time("database", run_in_threadpool(_database, request.app.state.db, settings)),
-    )
+    ]
+    if settings.engine_url is not None:
+        checks.append(_in_time("engine", _engine_by_url(settings)))
+    found = await asyncio.gather(*checks)
     parts = [part for group in found for part in group]
     missing = [part for part in parts if not part.is_ready]
     listed = [part.model_dump() for part in parts]
@@ -62,6 +67,16 @@ async def _broker(client: redis.asyncio.Redis) -> list[objects.Part]:
     return [objects.Part(name="broker", is_ready=True, detail="answers")]
 
 
+async def _engine_by_url(settings: Settings) -> list[objects.Part]:
+    try:
+        async with remote.open_client(settings) as client:
+            answer = await client.get("models")
+    except httpx.HTTPError:
+        return [objects.Part(name="engine", is_ready=False, detail="the server at engine_url does not answer")]
+    detail = f"the server at engine_url answers with status {answer.status_code}"
+    return [objects.Part(name="engine", is_ready=answer.status_code == 200, detail=detail)]
+
+
 def _database(db: Database, settings: Settings) -> list[objects.Part]:
     try:
         cards = {found.card.name: found for found in list_cards(db)}
@@ -71,12 +86,17 @@ def _database(db: Database, settings: Settings) -> list[objects.Part]:
         return [objects.Part(name="database", is_ready=False, detail="does not answer")]
     return [
         objects.Part(name="migrations", is_ready=True, detail="up to date"),
-        *(_model(entry, cards.get(entry.name)) for entry in settings.models),
+        *(
+            _model(entry, cards.get(entry.name))
+            for entry in settings.models
+            # an engine by URL has a check of its own
+            if entry.kind == "video" or settings.engine_url is None
+        ),
     ]
 
 
 def _model(entry: ModelEntry, found: Published | None) -> objects.Part:
-    """Say whether a worker carries a model: a video worker its pool's, an engine (or its stand-in) a text model."""
+    """Say whether a worker carries a model: a video worker, or an engine."""
     noun = "engine" if entry.kind == "text" else "worker"
     name = f"{noun} {entry.name}"
     if found is None:

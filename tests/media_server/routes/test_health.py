@@ -44,6 +44,14 @@ def test_ready_once_all_is_there(service: Any, monkeypatch: Any) -> None:
     )
 
 
+def test_an_engine_by_url_is_asked_itself(settings: Settings) -> None:
+    elsewhere = settings.model_copy(update={"engine_url": "http://127.0.0.1:1"})
+    with TestClient(create_app(elsewhere), base_url="http://127.0.0.1:8000") as http:
+        parts = {part["name"]: part for part in http.get("/health/ready").json()["parts"]}
+    assert parts["engine"]["detail"] == "the server at engine_url does not answer"
+    assert not any("smollm2" in name for name in parts)
+
+
 def test_a_database_without_migrations_is_said_and_nothing_is_guessed(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path / "data", broker_url="redis://127.0.0.1:1/0")
     with TestClient(create_app(settings), base_url="http://127.0.0.1:8000") as http:
