@@ -1,4 +1,4 @@
-"""Makes a checkpoint in diffusers' layout of a training run: `python -m video.tiny.convert runs/tiny assets/tiny_wan`."""
+"""Makes a checkpoint in diffusers' layout of a run: `python -m video.tiny.convert runs/tiny assets/tiny_wan`."""
 
 import argparse
 from pathlib import Path

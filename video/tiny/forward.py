@@ -23,8 +23,10 @@ logger = logging.getLogger(__name__)
 def _norm_silu(rows: Tensor, gamma: Tensor) -> Tensor:
     """RMS-normalise rows `[R, C]` over C, scale by gamma `[C]`, apply SiLU."""
     x = rows.float()
-    x = x / x.norm(dim=-1, keepdim=True).clamp_min(1e-12) * (rows.shape[-1] ** 0.5) * gamma
-    return F.silu(x).to(rows.dtype)
+    length: Tensor = x.norm(dim=-1, keepdim=True)
+    x = x / length.clamp_min(1e-12) * float(rows.shape[-1]) ** 0.5 * gamma
+    activated: Tensor = F.silu(x).to(rows.dtype)
+    return activated
 
 
 def _block(

@@ -64,7 +64,7 @@ def orthogonalize(matrices: Tensor, iterations: int = 5) -> Tensor:
         `[B, M, N]` in the dtype given; singular values lie between about 0.7 and 1.2.
     """
     a, b, c = _NEWTON_SCHULZ
-    x = matrices.to(torch.bfloat16 if matrices.is_cuda else torch.float32)
+    x: Tensor = matrices.to(torch.bfloat16 if matrices.is_cuda else torch.float32)
     is_tall = x.size(-2) > x.size(-1)
     if is_tall:
         x = x.mT
@@ -95,7 +95,7 @@ class Muon:
         ahead = torch._foreach_lerp(grads, self.buffers, self.momentum)
         for (rows, columns), indices in self.groups.items():
             update = orthogonalize(torch.stack([ahead[i].reshape(rows, columns) for i in indices]))
-            params = [self.params[i] for i in indices]
+            params: list[Tensor] = [self.params[i] for i in indices]
             torch._foreach_mul_(params, 1 - learning_rate * self.weight_decay)
             scale = -learning_rate * 0.2 * math.sqrt(max(rows, columns))
             shaped = [u.view_as(param) for u, param in zip(update.unbind(0), params, strict=True)]
@@ -126,7 +126,7 @@ class Optimizer:
         matrices = [param for name, param in named if param.ndim > 1 and any(part in name for part in hidden)]
         chosen = {id(param) for param in matrices}
         self.names = [name for name, _ in named]
-        self.params = [param for _, param in named]
+        self.params: list[Tensor] = [param for _, param in named]
         self.muon = Muon(matrices)
         others = [param for param in self.params if id(param) not in chosen]
         is_cuda = self.params[0].is_cuda

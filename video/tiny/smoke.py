@@ -26,7 +26,7 @@ def exercises(device: torch.device) -> list[Callable[[Kernels], None]]:
         for size in (32, 48):
             clips = torch.zeros(2, 5, size, 80, 3, dtype=torch.uint8, device=device)
             mean, _ = forward.encode(vae, clips, kernels, torch.bfloat16)
-            forward.decode(vae, mean, kernels, torch.bfloat16).sum().backward()  # type: ignore[no-untyped-call]
+            forward.decode(vae, mean, kernels, torch.bfloat16).sum().backward()
 
     def denoiser(kernels: Kernels, is_masked: bool) -> None:
         model = train_transformer.fresh_transformer(0, num_layers=2).to(device)
@@ -37,7 +37,7 @@ def exercises(device: torch.device) -> list[Callable[[Kernels], None]]:
             timesteps = torch.rand(bucket.batch, bucket.latent_frames, device=device) * 1000
             mask = train_transformer.causal_mask(bucket, device) if is_masked else None
             out = forward.denoise(model, latents, timesteps, text, kernels, mask, torch.bfloat16)
-            out.sum().backward()  # type: ignore[no-untyped-call]
+            out.sum().backward()
 
     return [autoencoder, partial(denoiser, is_masked=False), partial(denoiser, is_masked=True)]
 
@@ -59,7 +59,7 @@ def time_crops(
         def step(clips: Tensor = clips) -> None:
             mean, _ = forward.encode(vae, clips, kernels, dtype)
             decoded = forward.decode(vae, mean, kernels, dtype)
-            train_autoencoder.reconstruction_loss(decoded, clips.float() / 127.5 - 1).backward()  # type: ignore[no-untyped-call]
+            train_autoencoder.reconstruction_loss(decoded, clips.float() / 127.5 - 1).backward()
             optimizer.step(1.0)
 
         first_s, median_s = _times(step, device)
@@ -80,7 +80,7 @@ def time_buckets(
 
             def step(encoded: Encoded = encoded, mask: Tensor | None = mask) -> None:
                 batch = train_transformer.draw_batch(encoded, empty, mask, generator)
-                train_transformer.flow_loss(model, batch, kernels, dtype).backward()  # type: ignore[no-untyped-call]
+                train_transformer.flow_loss(model, batch, kernels, dtype).backward()
                 optimizer.step(1.0)
 
             first_s, median_s = _times(step, device)

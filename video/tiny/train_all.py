@@ -48,8 +48,8 @@ def main() -> None:
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.allow_tf32 = True
-    if args.cache is not None and args.cache.exists():
-        torch.compiler.load_cache_artifacts(args.cache.read_bytes())
+    if args.cache is not None:
+        load_compiled(args.cache)
     kernels = Kernels() if args.eager else Kernels.choose(device, smoke.exercises(device))
     if args.smoke and kernels.is_compiled:
         save_compiled(args.out / "compiled.bin")
@@ -130,6 +130,14 @@ def main() -> None:
     sheets.generations(model, vae, encoder, buckets[0], args.out / "generated.png", count=4 if args.small else 48)
     peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
     log.write("end", peak_gb=peak)
+
+
+def load_compiled(path: Path) -> None:
+    """Take up what a smoke run compiled; whatever does not fit is compiled again."""
+    try:
+        torch.compiler.load_cache_artifacts(path.read_bytes())
+    except (OSError, RuntimeError, ValueError) as error:
+        logger.warning("nothing taken up from %s: %s", path.name, error)
 
 
 def save_compiled(path: Path) -> None:

@@ -48,12 +48,13 @@ SMALL_BANKS = {"wide": (64, 9, 48, 80)}
 def fresh_autoencoder(seed: int, **overrides: Any) -> nn.Module:
     """Build the autoencoder with residual branches that start at zero."""
     torch.manual_seed(seed)
-    vae: nn.Module = build_autoencoder(**overrides)
+    vae: Any = build_autoencoder(**overrides)
     for name, module in vae.named_modules():
         if name.endswith("conv2"):
-            nn.init.zeros_(module.weight)  # type: ignore[arg-type]
-            nn.init.zeros_(module.bias)  # type: ignore[arg-type]
-    return vae
+            nn.init.zeros_(module.weight)
+            nn.init.zeros_(module.bias)
+    result: nn.Module = vae
+    return result
 
 
 def reconstruction_loss(decoded: Tensor, clips: Tensor) -> Tensor:
@@ -130,11 +131,11 @@ def train(
             model_state = {name: tensor.detach() for name, tensor in vae.state_dict().items()}
             save_state(out / STATE_FILE, {"model": model_state, "optimizer": optimizer.state_dict(), "step": step})
     vae.load_state_dict(optimizer.ema_state(), strict=False)
-    mean, std = measure_latents(vae, banks, kernels, dtype)
-    vae.register_to_config(latents_mean=mean, latents_std=std)  # type: ignore[operator]
+    means, deviations = measure_latents(vae, banks, kernels, dtype)
+    vae.register_to_config(latents_mean=means, latents_std=deviations)  # type: ignore[operator]
     whole, moving = psnr(vae, held_out, kernels, dtype)
     log.write("autoencoder", step=step, psnr=whole, psnr_moving=moving, elapsed_s=budget.elapsed_s)
-    about = {"latents_mean": mean, "latents_std": std, "steps": step, "psnr": whole, "psnr_moving": moving}
+    about = {"latents_mean": means, "latents_std": deviations, "steps": step, "psnr": whole, "psnr_moving": moving}
     save_weights(out, "vae", vae.state_dict(), about)
     return vae
 

@@ -37,7 +37,8 @@ class Reader(nn.Module):
     def forward(self, ids: Tensor) -> tuple[Tensor, ...]:
         """Score the classes of each attribute for ids `[B, L]`: one `[B, L, classes]` an attribute."""
         hidden = self.encoder(input_ids=ids, attention_mask=(ids != 0).long()).last_hidden_state
-        return self.head(hidden).split(CLASS_COUNTS, dim=-1)
+        scores: tuple[Tensor, ...] = self.head(hidden).split(CLASS_COUNTS, dim=-1)
+        return scores
 
 
 def train(

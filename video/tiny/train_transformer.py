@@ -36,7 +36,7 @@ CAPTIONS_EACH = 12
 # Shares of the conditions: none, first latent frame, first two to four, first and last.
 CONDITIONS = (0.56, 0.20, 0.16, 0.08)
 EMPTY_CAPTIONS = 0.1
-BUCKETS = (
+BUCKETS: tuple[Bucket, ...] = (
     Bucket(96, 160, 33, 64, share=0.64, late_share=0.50, material=0.50, max_clips=40960),
     Bucket(96, 96, 33, 96, share=0.10, late_share=0.08, material=0.07, max_clips=8192),
     Bucket(80, 128, 33, 96, share=0.08, late_share=0.05, material=0.06, max_clips=8192),
@@ -45,7 +45,7 @@ BUCKETS = (
     Bucket(144, 256, 33, 24, share=0.04, late_share=0.14, material=0.12, max_clips=8192),
     Bucket(144, 256, 57, 16, share=0.03, late_share=0.14, material=0.15, max_clips=8192),
 )
-SMALL_BUCKETS = (
+SMALL_BUCKETS: tuple[Bucket, ...] = (
     Bucket(48, 80, 9, 4, share=0.7, late_share=0.5, material=0.5, max_clips=32),
     Bucket(32, 48, 17, 4, share=0.3, late_share=0.5, material=0.5, max_clips=32),
 )
@@ -243,7 +243,8 @@ def main() -> None:
     weights, about = load_weights(args.out, "vae")
     vae = build_autoencoder(latents_mean=about["latents_mean"], latents_std=about["latents_std"]).to(device)
     vae.load_state_dict(weights)
-    encoder = build_text_encoder(len(captions.WORDS) + 3).to(device).eval()
+    encoder: Any = build_text_encoder(len(captions.WORDS) + 3)
+    encoder.to(device).eval()
     encoder.load_state_dict(load_weights(args.out, "text")[0])
     material = encode_all(buckets, said, vae, encoder, kernels, None)
     train(
