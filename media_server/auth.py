@@ -2,7 +2,8 @@
 
 Keys are not issued yet: every caller is the anonymous owner, and the service listens on loopback unless told otherwise.
 `Owner` is the dependency of every route, and each id, list and stream is looked up for it, so that keys come in here.
-A page of any site can post a form to 127.0.0.1; browsers say so in `Origin`, and such a request is refused.
+A page of any site can post a form to 127.0.0.1, and browsers say so in `Origin`; or it can point a name of its own
+here, and browsers say so in `Host`. Both are refused.
 """
 
 import ipaddress
@@ -15,6 +16,7 @@ from starlette.requests import Request
 
 from media_server.errors import Forbidden, NotFound
 from media_server.jobs.spec import Job, JobKind
+from media_server.settings import Settings
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -38,8 +40,19 @@ class Caller:
 def identify(request: Request) -> Caller:
     """Find out who is asking.
 
-    Raises Forbidden if a page of another origin sends a request that changes something.
+    Raises Forbidden if a page of another origin sends a request that changes something, or reaches a service on
+    loopback by a name that is not its own.
     """
+    settings: Settings = request.app.state.settings
+    own = urlsplit(settings.url).hostname if settings.url else None
+    host = request.url.hostname or ""
+    if is_loopback(settings.host) and not is_loopback(host) and host != own:
+        raise Forbidden(
+            "This service listens on loopback and is reached by a loopback name; to give it another, set `url`.",
+            code="unknown_host",
+            rule="Host is a loopback name, or that of the setting `url`",
+            value=host[:200],
+        )
     origin = request.headers.get("origin")
     if origin is not None and request.method not in _SAFE_METHODS and urlsplit(origin).netloc != request.url.netloc:
         raise Forbidden(

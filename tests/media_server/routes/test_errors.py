@@ -5,8 +5,11 @@ import json
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 from PIL import Image
 from sqlalchemy.exc import OperationalError
+
+from media_server.app import create_app
 
 
 def check_problem(answer: Any, status: int, code: str, param: str | None = None) -> dict[str, Any]:
@@ -223,6 +226,18 @@ def test_pages_of_other_origins_may_read_nothing_in(service: Any) -> None:
     assert service.contents() == before
     answer = service.http.post("/v1/videos", json={"prompt": "a"}, headers={"origin": "http://127.0.0.1:8000"})
     assert answer.status_code == 200
+    # a name that somebody else's DNS points to loopback
+    check_problem(service.http.get("/v1/videos", headers={"host": "evil.example:8000"}), 403, "unknown_host")
+    for own in ("localhost:8000", "127.0.0.2", "[::1]:8000"):
+        assert service.http.get("/v1/videos", headers={"host": own}).status_code == 200
+
+
+def test_a_service_behind_a_proxy_has_its_own_name(service: Any) -> None:
+    named = service.settings.model_copy(update={"url": "https://media.example"})
+    with TestClient(create_app(named), base_url="https://media.example") as http:
+        answer = http.post("/v1/videos", json={"prompt": "a"}, headers={"origin": "https://media.example"})
+        assert answer.status_code == 200
+        check_problem(http.get("/v1/videos", headers={"host": "other.example"}), 403, "unknown_host")
 
 
 def test_what_was_not_foreseen_is_500_without_a_word_of_the_inside(
