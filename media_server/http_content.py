@@ -24,6 +24,7 @@ CONTENT_RESPONSES: dict[int | str, dict[str, Any]] = {
             "image/jpeg": {"schema": {"type": "string", "contentMediaType": "image/jpeg"}},
             "image/png": {"schema": {"type": "string", "contentMediaType": "image/png"}},
             "application/json": {"schema": {"type": "object"}},
+            "application/zip": {"schema": {"type": "string", "contentMediaType": "application/zip"}},
         },
     },
     206: {"description": "The part that Range names.", "content": {"video/mp4": {"schema": {"type": "string"}}}},

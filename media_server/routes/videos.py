@@ -109,8 +109,8 @@ async def video_content(
     owner: Owner,
     video_id: VideoId,
     variant: Annotated[
-        Literal["video", "thumbnail", "spritesheet", "last_frame", "manifest"],
-        Query(description="`manifest` is what makes the same clip again."),
+        Literal["video", "thumbnail", "spritesheet", "last_frame", "manifest", "frames"],
+        Query(description="`manifest` makes the same clip again; `frames` is the image sequence, if it was asked for."),
     ] = "video",
     download: Annotated[bool, Query(description="Ask browsers to save the file.")] = False,
 ) -> Response:
