@@ -64,6 +64,7 @@ HUNG_S = 30.0
 _IDLE_WAIT_S = 0.5
 _READ_BLOCK_MS = 1000
 _RECONNECT_S = 0.2
+_THREADS_S = 5.0
 _MESSAGE: TypeAdapter[Generate | Abort] = TypeAdapter(Message)
 
 
@@ -160,7 +161,7 @@ class EngineProcess:
         finally:
             self.has_ended.set()
             for thread in threads:
-                thread.join(2 * _READ_BLOCK_MS / 1000)
+                thread.join(_THREADS_S)
             self.redis.close()
             logger.info("%s has stopped", self.name)
 

@@ -247,6 +247,14 @@ def _prompt(
     num_logprobs: int | None,
 ) -> Prompt:
     card = model.card
+    longest_resume_s = request.app.state.settings.resume_s
+    if body.resume_s is not None and body.resume_s > longest_resume_s:
+        raise InvalidRequest(
+            f"resume_s: streams are kept for {longest_resume_s:g} s at most here, got {body.resume_s:g}.",
+            param="resume_s",
+            rule=f"at most {longest_resume_s:g}",
+            value=body.resume_s,
+        )
     room = card.context_length - len(token_ids)
     if longest is None and room > 0:
         # the model's own default, as far as the context goes; what was asked for is never shortened

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 from llguidance import LLTokenizer
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from llm.engine import Engine
@@ -15,9 +15,8 @@ from llm.kv_cache import KvCache
 from llm.model_runner import ModelRunner
 from llm.request import Output
 from llm.scheduler import SchedulerLimits
+from tests.llm.byte_tokenizer import EOS, VOCAB_SIZE, byte_tokenizer
 
-VOCAB_SIZE = 259
-EOS = 256
 _SHARED: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 32,
@@ -40,17 +39,6 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Gemma3Text": {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
     "Phi3": {"resid_pdrop": 0.0},
 }
-
-
-def byte_tokenizer() -> Tokenizer:
-    """One token a byte, ids equal to the byte-level alphabet's order, and three specials from 256 on."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    names = ("<|end|>", "<|begin|>", "<|pad|>")
-    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
-    return tokenizer
 
 
 def tiny_model(architecture: str = "Llama", seed: int = 0, **changes: Any) -> PreTrainedModel:

@@ -1,0 +1,321 @@
+"""The engine process over a real Valkey, with a tiny random model: streams, aborts, drains, restarts of either side."""
+
+import random
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from llguidance import LLTokenizer
+
+from llm.engine import Engine
+from llm.kv_cache import KvCache
+from llm.model_runner import ModelRunner
+from llm.request import Request, SamplingParams
+from media_server.settings import Settings
+from media_server.text.engine import EngineClient, EngineUnavailable, Prompt
+from media_server.text.messages import (
+    Generate,
+    Grammar,
+    RequestMeta,
+    Sampling,
+    TextEvent,
+    engine_key,
+    meta_key,
+    outbox_key,
+)
+from media_server.text.reading import Reading
+from tests.llm.byte_tokenizer import EOS, VOCAB_SIZE, byte_tokenizer
+from tests.llm.conftest import tiny_model
+from workers import engine_process
+from workers.engine_process import EngineProcess
+from workers.valkey import valkey_command, wait_until_answering
+
+MODEL = "tiny"
+
+
+def tiny_engine() -> Engine:
+    """A random Llama whose tokens are bytes; the same each time."""
+    runner = ModelRunner(tiny_model(max_position_embeddings=4096), KvCache(16384))
+    tokenizer = LLTokenizer(byte_tokenizer().to_str(), n_vocab=VOCAB_SIZE, eos_token=[EOS])
+    return Engine(runner, tokenizer, (EOS,))
+
+
+class Valkey:
+    """A real server that can be killed and started again, empty."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self.settings.valkey_socket.unlink(missing_ok=True)
+        self.process = subprocess.Popen(valkey_command(self.settings), stdout=subprocess.DEVNULL)
+        assert wait_until_answering(self.settings.redis_url, 10)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(data_dir=tmp_path / "data", gpus=())
+
+
+@pytest.fixture
+def valkey(settings: Settings) -> Iterator[Valkey]:
+    server = Valkey(settings)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def client(settings: Settings, valkey: Valkey) -> EngineClient:
+    return EngineClient(redis.Redis.from_url(settings.redis_url, socket_timeout=10))
+
+
+@pytest.fixture
+def start(settings: Settings, valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], EngineProcess]]:
+    monkeypatch.setattr(engine_process, "_READ_BLOCK_MS", 50)
+    running: list[tuple[EngineProcess, threading.Thread]] = []
+
+    def run() -> EngineProcess:
+        process = EngineProcess(tiny_engine(), settings, "engine-0", MODEL)
+        thread = threading.Thread(target=process.run)
+        thread.start()
+        running.append((process, thread))
+        server = redis.Redis.from_url(settings.redis_url)
+        wait_for(lambda: process.instance.encode() in (server.get(engine_key("engine-0")) or b""))
+        return process
+
+    yield run
+    for process, thread in running:
+        process.stopping.set()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def wait_for(find: Callable[[], object], limit_s: float = 10.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not find():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def prompt(
+    id: str, *, seed: int = 0, max_tokens: int = 40, resume_s: float | None = None, **sampling: object
+) -> Prompt:
+    rng = random.Random(id)
+    params = Sampling(seed=seed, max_tokens=max_tokens, ignore_eos=True, **sampling)  # type: ignore[arg-type]
+    return Prompt(id, MODEL, [rng.randrange(200) for _ in range(20)], params, resume_s=resume_s)
+
+
+def read(client: EngineClient, reading: Reading) -> list[TextEvent]:
+    return [entry.event for entry in client.events(reading) if entry is not None]
+
+
+def text_of(events: list[TextEvent]) -> str:
+    return "".join(event.text for event in events)
+
+
+def message(item: Prompt, meta: RequestMeta) -> Generate:
+    return Generate(
+        id=item.id,
+        deadline=time.time() + 60,
+        model=MODEL,
+        prompt_token_ids=list(item.token_ids),
+        sampling=item.sampling,
+        meta=meta,
+    )
+
+
+def expected(item: Prompt) -> str:
+    """What the engine writes without any process around it."""
+    engine = tiny_engine()
+    sampling = item.sampling
+    params = SamplingParams(seed=sampling.seed, max_tokens=sampling.max_tokens, ignore_eos=True)
+    engine.add_request(Request(item.id, tuple(item.token_ids), params))
+    text = ""
+    while engine.has_work:
+        engine.launch()
+        text += "".join(output.text for output in engine.collect())
+    return text
+
+
+def test_requests_of_many_clients_are_answered_as_alone(
+    client: EngineClient, start: Callable[[], EngineProcess]
+) -> None:
+    start()
+    prompts = [prompt(f"req_{number}", seed=number) for number in range(5)]
+    readings = [client.submit(item) for item in prompts]
+    for item, reading in zip(prompts, readings, strict=True):
+        events = read(client, reading)
+        assert events[0].is_accepted
+        assert text_of(events) == expected(item)
+        assert events[-1].finish_reason == "length"
+        usage = events[-1].usage
+        assert usage is not None
+        assert (usage.prompt_tokens, usage.completion_tokens) == (20, 40)
+
+
+def test_several_answers_share_a_stream_and_its_usage(client: EngineClient, start: Callable[[], EngineProcess]) -> None:
+    start()
+    events = read(client, client.submit(prompt("req_n", max_tokens=10, n=3, logprobs=2)))
+    assert {event.index for event in events} == {0, 1, 2}
+    assert sum(event.finish_reason is not None for event in events) == 3
+    assert [event.is_last for event in events].count(True) == 1
+    usage = events[-1].usage
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.completion_tokens) == (20, 30)
+    drawn = [token for event in events for token in event.logprobs or ()]
+    assert len(drawn) == 30
+    assert all(len(token.top_logprobs) == 2 for token in drawn)
+    assert bytes(drawn[0].bytes).decode("utf-8", "replace") == drawn[0].token
+
+
+def test_refusals_come_back_by_field(client: EngineClient, start: Callable[[], EngineProcess]) -> None:
+    start()
+    (event,) = read(client, client.submit(prompt("req_long", max_tokens=5000)))
+    assert event.error is not None
+    assert (event.error.code, event.error.param) == ("context_length_exceeded", "max_tokens")
+    assert "4096" in event.error.message
+    bad = Prompt("req_bad", MODEL, [1], Sampling(max_tokens=4), Grammar(type="regex", value="("))
+    (event,) = read(client, client.submit(bad))
+    assert event.error is not None
+    assert event.error.param == "grammar"
+
+
+def test_an_abort_frees_the_places_at_once(client: EngineClient, start: Callable[[], EngineProcess]) -> None:
+    process = start()
+    reading = client.submit(prompt("req_gone", max_tokens=4000))
+    entries = client.events(reading)
+    for _ in range(3):
+        next(entries)
+    client.abort(reading)
+    last = [entry for entry in entries if entry is not None][-1].event
+    assert last.error is not None
+    assert last.error.code == "aborted"
+    wait_for(lambda: not process.engine.has_work)
+    process.engine.check_idle()
+
+
+def test_a_deadline_ends_a_request(client: EngineClient, start: Callable[[], EngineProcess]) -> None:
+    start()
+    item = prompt("req_late", max_tokens=4000)
+    events = read(client, client.submit(Prompt(item.id, MODEL, item.token_ids, item.sampling, deadline_s=0.3)))
+    assert events[-1].error is not None
+    assert events[-1].error.code == "deadline_exceeded"
+
+
+def test_a_stream_is_taken_up_again_from_any_event(client: EngineClient, start: Callable[[], EngineProcess]) -> None:
+    start()
+    whole = read(client, client.submit(prompt("req_again", resume_s=50)))
+    meta = Reading("req_again", client.submit(prompt("req_other")).meta).meta
+    for after in (0, 1, 7, len(whole) - 1):
+        assert read(client, Reading("req_again", meta, after)) == whole[after:]
+
+
+def test_streams_expire(client: EngineClient, settings: Settings, start: Callable[[], EngineProcess]) -> None:
+    start()
+    read(client, client.submit(prompt("req_short")))
+    read(client, client.submit(prompt("req_kept", resume_s=200)))
+    server = redis.Redis.from_url(settings.redis_url)
+    assert 0 < server.ttl(outbox_key("req_short")) <= 60
+    assert 190 < server.ttl(outbox_key("req_kept")) <= 200
+    assert 190 < server.ttl(meta_key("req_kept")) <= 200
+
+
+def test_a_valkey_that_restarts_empty_costs_no_token(
+    client: EngineClient, valkey: Valkey, start: Callable[[], EngineProcess]
+) -> None:
+    start()
+    item = prompt("req_through", max_tokens=300)
+    reading = client.submit(item)
+    entries = client.events(reading)
+    events: list[TextEvent] = []
+    for entry in entries:
+        if entry is not None:
+            events.append(entry.event)
+        if len(events) in (40, 160) and entry is not None:
+            valkey.kill()
+            time.sleep(0.2)
+            valkey.start()
+    assert text_of(events) == expected(item)
+    assert sum(len(event.token_ids) for event in events) == 300
+
+
+def test_a_message_that_valkey_lost_is_sent_again(
+    client: EngineClient, settings: Settings, valkey: Valkey, monkeypatch: pytest.MonkeyPatch,
+    start: Callable[[], EngineProcess],
+) -> None:  # fmt: skip
+    monkeypatch.setattr("media_server.text.reading.RESEND_S", 0.5)
+    start()
+    item = prompt("req_lost")
+    reading = client.submit(item)
+    assert text_of(read(client, reading)) == expected(item)
+    # as if the first message had never arrived: under another id, never sent
+    again = prompt("req_lost_2")
+    lost = Reading(again.id, reading.meta, message=message(again, reading.meta))
+    assert text_of(read(client, lost)) == expected(again)
+
+
+def test_the_same_message_twice_is_one_request(client: EngineClient, start: Callable[[], EngineProcess]) -> None:
+    process = start()
+    item = prompt("req_twice", max_tokens=150)
+    reading = client.submit(item)
+    client._send(message(item, reading.meta))
+    assert text_of(read(client, reading)) == expected(item)
+    assert process.inbox.empty()
+
+
+def test_an_engine_that_restarts_is_noticed(
+    client: EngineClient, settings: Settings, start: Callable[[], EngineProcess]
+) -> None:
+    start()
+    reading = client.submit(prompt("req_x", max_tokens=4))
+    read(client, reading)
+    gone = reading.meta.model_copy(update={"instance": "the one before"})
+    with pytest.raises(EngineUnavailable, match="restarted"):
+        read(client, Reading("req_nobody", gone))
+
+
+def test_draining_finishes_what_runs_and_takes_nothing_new(
+    client: EngineClient, settings: Settings, start: Callable[[], EngineProcess]
+) -> None:
+    process = start()
+    item = prompt("req_last", max_tokens=120)
+    reading = client.submit(item)
+    entries = client.events(reading)
+    assert next(entries) is not None
+    process.stopping.set()
+    assert text_of([entry.event for entry in entries if entry is not None]) == expected(item)
+    assert process.has_ended.wait(5)
+
+    def is_refused() -> bool:
+        try:
+            client.submit(prompt("req_after"))
+        except EngineUnavailable:
+            return True
+        return False
+
+    wait_for(is_refused)
+
+
+def test_what_does_not_finish_in_the_drain_is_told(
+    client: EngineClient, monkeypatch: pytest.MonkeyPatch, start: Callable[[], EngineProcess]
+) -> None:
+    monkeypatch.setattr(engine_process, "DRAIN_S", 0.2)
+    process = start()
+    reading = client.submit(prompt("req_long", max_tokens=4000))
+    entries = client.events(reading)
+    next(entries)
+    process.stopping.set()
+    last = [entry for entry in entries if entry is not None][-1].event
+    assert last.error is not None
+    assert last.error.code == "engine_unavailable"
