@@ -1,0 +1,347 @@
+"""The video worker against a program that misbehaves on demand; database and files are real."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from media_server.artifacts.store import open_artifacts
+from media_server.errors import ConfigurationError
+from media_server.jobs import claims, store
+from media_server.jobs.database import Database, migrate, open_database
+from media_server.jobs.doorbell import make_celery
+from media_server.jobs.spec import Claim, Job, JobSpec
+from media_server.jobs.states import Status
+from media_server.models.registry import get_card
+from media_server.settings import ModelEntry, Settings
+from workers import video_worker
+from workers.gpu_process import ProgramFailed
+from workers.pool_worker import PoolContext
+from workers.video_worker import VideoWorker, find_entry
+
+FAKE = Path(__file__).with_name("fake_gpu_program.py")
+CARD: dict[str, Any] = {
+    "v": 1,
+    "name": "fake-wan",
+    "kind": "video",
+    "pool": "video",
+    "revision": "1",
+    "hash": "sha256:0",
+    "license": "none",
+    "origin": "a test",
+    "layout": "wan-ti2v",
+    "size": {"default": "64x64", "multiple_of": 16, "min": [64, 64], "max": [256, 256], "max_pixels": 65536},
+    "frames": {"rule": "4k+1", "min": 1, "max": 57, "default": 33, "temporal": 4},
+    "fps": 16,
+    "fps_range": [1, 60],
+    "defaults": {"num_inference_steps": 4, "guidance_scale": 3.0, "seconds": 2, "flow_shift": 3.0},
+    "limits": {"max_prompt_chars": 100, "max_steps": 10, "max_seconds": 60, "max_guidance_scale": 30},
+    "conditions": ["text", "first_frame", "overlap"],
+}
+PARAMS: dict[str, Any] = {
+    "width": 64,
+    "height": 64,
+    "num_frames": 9,
+    "fps": 16,
+    "seed": 1,
+    "num_inference_steps": 4,
+    "guidance_scale": 3.0,
+    "guidance_scale_2": None,
+    "flow_shift": 3.0,
+    "attention": {"mode": "dense"},
+    "extend": None,
+    "output": {},
+    "inputs": {},
+}
+
+
+class House:
+    """A worker with its program, its database and its files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.settings = Settings(data_dir=folder, lease_s=5.0, beat_s=0.5, cancel_grace_s=0.5)
+        self.db: Database = open_database(self.settings.database)
+        migrate(self.db)
+        self.context = PoolContext(
+            settings=self.settings,
+            db=self.db,
+            artifacts=open_artifacts(self.settings),
+            celery=make_celery(self.settings),
+            stopping=threading.Event(),
+            pool="video",
+            worker="video-0@test:1",
+        )
+        (folder / "card.json").write_text(json.dumps(CARD))
+        self.log = folder / "runs.log"
+        command = [sys.executable, str(FAKE), str(self.log), str(folder / "card.json")]
+        self.worker = VideoWorker(self.settings, "video-0", command)
+        self.worker.start(self.context)
+
+    def submit(self, prompt: str, **params: Any) -> str:
+        spec = JobSpec(
+            kind="video",
+            pool="video",
+            model="fake-wan",
+            params={**PARAMS, **params},
+            prompts={"prompt": prompt},
+            max_attempts=2,
+        )
+        return store.submit(self.db, spec).id
+
+    def work(self) -> Claim:
+        """Do the next job, as the pool worker would."""
+        claim = claims.claim_next(self.db, "video", self.context.worker, self.settings.lease_s)
+        assert claim is not None
+        self.worker.handle(self.context, claim)
+        return claim
+
+    def job(self, job_id: str) -> Job:
+        return store.get(self.db, job_id)
+
+    def runs(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    def keys(self, job_id: str) -> list[str]:
+        return sorted(self.context.artifacts.list_keys(job_id))
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path)
+    yield house
+    house.worker.stop(house.context)
+    house.db.close()
+
+
+def meanwhile(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def wait_until(is_so: Callable[[], bool], limit_s: float = 10.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.02)
+
+
+def test_a_clip_is_published_in_one_transaction(house: House) -> None:
+    assert get_card(house.db, None, "video").name == "fake-wan"
+    job_id = house.submit("finish")
+    house.work()
+    job = house.job(job_id)
+    assert job.status is Status.COMPLETED
+    assert (job.gpu_seconds, job.peak_memory_bytes, job.winning_attempt) == (1.5, 1000, 1)
+    (record,) = store.artifacts_of(house.db, job_id)
+    assert (record.name, record.key) == ("video", f"{job_id}/1/video.mp4")
+    assert b"".join(house.context.artifacts.read(record.key)) == b"a clip"
+    assert job.result is not None and set(job.result) >= {"drift", "kernel_path", "frames_sha256"}
+    (run,) = house.runs()
+    assert run["request"]["prompt"] == "finish" and run["request"]["num_frames"] == 9
+    assert run["request"]["scheduler"] == "unipc"
+    assert list(house.worker.work_dir.iterdir()) == []
+
+
+def test_a_crash_costs_an_attempt_and_the_next_one_runs_in_a_new_program(house: House) -> None:
+    job_id = house.submit("crash once")
+    house.work()
+    job = house.job(job_id)
+    assert (job.status, job.attempt) == (Status.QUEUED, 1)
+    house.work()
+    assert house.job(job_id).status is Status.COMPLETED
+    first, second = house.runs()
+    assert first["pid"] != second["pid"]
+    assert house.keys(job_id) == [f"{job_id}/2/video.mp4"]
+
+
+def test_a_crash_at_each_attempt_fails_the_job_by_name(house: House) -> None:
+    job_id, next_id = house.submit("crash"), house.submit("finish")
+    # the queue may give the second one between the two attempts
+    for _ in range(3):
+        house.work()
+    job = house.job(job_id)
+    assert (job.status, job.error_code) == (Status.FAILED, "worker_crashed")
+    assert job.error_message is not None and "exit code 9" in job.error_message
+    assert house.job(next_id).status is Status.COMPLETED
+
+
+def test_out_of_memory_fails_one_job_and_not_the_next(house: House) -> None:
+    job_id, next_id = house.submit("out of memory"), house.submit("finish")
+    house.work()
+    house.work()
+    job = house.job(job_id)
+    assert (job.status, job.error_code, job.attempt) == (Status.FAILED, "out_of_memory", 1)
+    assert house.job(next_id).status is Status.COMPLETED
+    assert len({run["pid"] for run in house.runs()}) == 1
+
+
+def test_a_cancel_is_confirmed_when_the_program_has_stopped(house: House) -> None:
+    job_id = house.submit("wait")
+    working = meanwhile(lambda: void(house.work()))
+    wait_until(lambda: house.job(job_id).progress > 0)
+    store.request_cancel(house.db, job_id)
+    working.join(5)
+    assert house.job(job_id).status is Status.CANCELLED
+    assert house.keys(job_id) == []
+    # the same program goes on
+    next_id = house.submit("finish")
+    house.work()
+    assert house.job(next_id).status is Status.COMPLETED
+    assert len({run["pid"] for run in house.runs()}) == 1
+
+
+def test_a_cancel_that_is_not_heard_ends_in_a_kill(house: House) -> None:
+    job_id = house.submit("hang")
+    working = meanwhile(lambda: void(house.work()))
+    wait_until(lambda: house.job(job_id).progress > 0)
+    asked_at = time.monotonic()
+    store.request_cancel(house.db, job_id)
+    working.join(8)
+    assert house.job(job_id).status is Status.CANCELLED
+    assert time.monotonic() - asked_at < 6
+    next_id = house.submit("finish")
+    house.work()
+    assert house.job(next_id).status is Status.COMPLETED
+
+
+def test_a_hung_program_is_killed_and_the_job_tried_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(video_worker, "HUNG_S", 1.0)
+    job_id = house.submit("hang")
+    house.work()
+    job = house.job(job_id)
+    assert (job.status, job.attempt) == (Status.QUEUED, 1)
+    house.work()
+    job = house.job(job_id)
+    assert (job.status, job.error_code) == (Status.FAILED, "worker_crashed")
+    assert job.error_message is not None and "no progress for 1 s" in job.error_message
+
+
+def test_a_lost_lease_stops_the_work_and_removes_its_files_only(house: House) -> None:
+    job_id = house.submit("wait")
+    working = meanwhile(lambda: void(house.work()))
+    wait_until(lambda: house.job(job_id).progress > 0)
+    house.context.artifacts.put_bytes(f"{job_id}/1/half.bin", b"x", "application/octet-stream")
+    house.context.artifacts.put_bytes(f"{job_id}/segments/1_000.mkv", b"x", "video/x-matroska")
+    claims.end_leases(house.db, house.context.worker)
+    other = claims.claim_next(house.db, "video", "another@test:2", 20.0)
+    assert other is not None and other.attempt == 2
+    working.join(5)
+    assert not working.is_alive()
+    assert house.keys(job_id) == [f"{job_id}/segments/1_000.mkv"]
+    assert house.job(job_id).lease_owner == "another@test:2"
+    # the program was told to stop, and is free
+    next_id = house.submit("finish")
+    house.work()
+    assert house.job(next_id).status is Status.COMPLETED
+
+
+def test_finished_segments_are_handed_to_the_next_attempt(house: House) -> None:
+    job_id = house.submit("segments, then crash")
+    house.work()
+    assert house.job(job_id).status is Status.QUEUED
+    assert house.keys(job_id) == [f"{job_id}/segments/1_000.mkv", f"{job_id}/segments/1_001.mkv"]
+    # an attempt that cannot find a segment begins where the row ends
+    house.work()
+    _, second = house.runs()
+    assert [entry["segment"] for entry in second["resume"]] == [0, 1]
+    assert [entry["data"] for entry in second["resume"]] == [{"n": 0}, {"n": 1}]
+    assert Path(second["resume"][0]["path"]).name == "1_000.mkv"
+    assert house.job(job_id).status is Status.COMPLETED
+    assert house.keys(job_id) == [f"{job_id}/2/video.mp4"]
+
+
+def test_drain_gives_back_what_takes_too_long_and_finishes_the_rest(house: House) -> None:
+    job_id = house.submit("wait long")
+    working = meanwhile(lambda: void(house.work()))
+    wait_until(lambda: house.job(job_id).progress > 0)
+    house.context.stopping.set()
+    working.join(5)
+    job = house.job(job_id)
+    assert (job.status, job.uncounted) == (Status.QUEUED, 1)
+    store.request_cancel(house.db, job_id)
+    next_id = house.submit("finish")
+    house.work()
+    assert house.job(next_id).status is Status.COMPLETED
+
+
+def test_inputs_reach_the_program_as_files(house: House) -> None:
+    house.context.artifacts.put_bytes("video_x/inputs/first_frame.png", b"png", "image/png")
+    house.context.artifacts.put_bytes("video_x/inputs/video.mp4", b"mp4", "video/mp4")
+    inputs = {"first_frame": "video_x/inputs/first_frame.png", "video": "video_x/inputs/video.mp4"}
+    house.submit("finish", inputs=inputs)
+    house.work()
+    (run,) = house.runs()
+    assert Path(run["inputs"]["first_frame"]).read_bytes() == b"png"
+    # a clip that is continued takes over as many frames as the card can hold
+    assert run["request"]["extend"] == {"overlap_frames": 5}
+
+
+def test_prompts_of_segments_keep_their_order(house: House) -> None:
+    spec = JobSpec(
+        kind="video",
+        pool="video",
+        model="fake-wan",
+        params=PARAMS,
+        prompts={"prompt": "finish", **{f"segment.{index}": f"part {index}" for index in (10, 2, 0, 1)}},
+    )
+    store.submit(house.db, spec)
+    house.work()
+    (run,) = house.runs()
+    assert run["request"]["segment_prompts"] == ["part 0", "part 1", "part 2", "part 10"]
+
+
+def test_a_job_for_another_model_is_refused(house: House) -> None:
+    spec = JobSpec(kind="video", pool="video", model="other", params=PARAMS, prompts={"prompt": "finish"})
+    job_id = store.submit(house.db, spec).id
+    house.work()
+    job = house.job(job_id)
+    assert (job.status, job.error_code) == (Status.FAILED, "invalid_request")
+    assert not house.log.exists()
+
+
+def test_a_program_that_dies_idle_is_started_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = house.worker.ensure_program(house.context)
+    program.kill()
+    assert house.worker.ensure_program(house.context).pid != program.pid
+
+
+def test_a_model_that_does_not_load_is_said(house: House, tmp_path: Path) -> None:
+    message = json.dumps({"v": 1, "type": "failed", "code": "model_error", "message": "vae: is missing."})
+    for program, expected in ((f"print({message!r})", "vae: is missing"), ("raise SystemExit(3)", "exit code 3")):
+        broken = VideoWorker(replace_name(house.settings, tmp_path), "broken", [sys.executable, "-c", program])
+        with pytest.raises(ProgramFailed, match=expected):
+            broken.start(house.context)
+
+
+def test_a_pool_has_one_model() -> None:
+    settings = Settings(models=(ModelEntry(name="a", kind="video"), ModelEntry(name="b", kind="video", pool="fast")))
+    assert find_entry(settings, "fast").name == "b"
+    for pool, got in (("slow", "none"), ("video", "a, c")):
+        models = (*settings.models, ModelEntry(name="c", kind="video"))
+        with pytest.raises(ConfigurationError, match=f"exactly one video model in the settings, got {got}"):
+            find_entry(Settings(models=models), pool)
+
+
+def test_the_worker_imports_no_torch() -> None:
+    code = (
+        "import sys, workers.video_worker, workers.gpu_process\n"
+        "heavy = {'torch', 'diffusers', 'transformers', 'video'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.getcwd()})
+
+
+def replace_name(settings: Settings, folder: Path) -> Settings:
+    return settings.model_copy(update={"data_dir": folder / "other"})
+
+
+def void(value: object) -> None:
+    """A thread's target returns nothing."""
