@@ -29,14 +29,14 @@ def claim_next(db: Database, pool: str, worker: str, lease_s: float) -> Claim | 
     Owners take turns; an owner's jobs go by priority, then by age. Returns None if nothing is to be had.
     """
     with db.read() as tx:
-        if tx.conn.execute(_candidate(pool, tx.now())).first() is None:
+        if tx.conn.execute(_CANDIDATE, {"pool": pool, "now": tx.now()}).first() is None:
             # an idle worker does not ask for the write lock
             return None
     with db.write() as tx:
         # one claim of a pool at a time, so that turns are kept
         tx.lock(f"claim:{pool}")
         for _ in range(_CLAIM_TRIES):
-            found = tx.conn.execute(_candidate(pool, tx.now())).first()
+            found = tx.conn.execute(_CANDIDATE, {"pool": pool, "now": tx.now()}).first()
             if found is None:
                 return None
             tx.lock(found.root_id)
@@ -257,13 +257,14 @@ def sweep(db: Database, *, doorbell_s: float) -> SweepReport:
     return SweepReport(lost=lost, cancelled=cancelled, rung=_ring_again(db, doorbell_s))
 
 
-def _candidate(pool: str, now: float) -> sa.Select[tuple[str, str]]:
-    """Select id and root of the job that a claim takes next."""
+def _select_candidate() -> sa.Select[tuple[str, str]]:
+    """Select id and root of the job that a claim takes next; `pool` and `now` are bound."""
+    pool = sa.bindparam("pool", type_=sa.String)
     lapsed = (
         sa.select(jobs.c.id)
         .where(
             jobs.c.pool == pool,
-            _is_lapsed(now),
+            _is_lapsed(sa.bindparam("now", type_=sa.Double)),
             jobs.c.cancel_requested_at.is_(None),
             jobs.c.attempt - jobs.c.uncounted < jobs.c.max_attempts,
         )
@@ -334,8 +335,7 @@ def _take(tx: Transaction, id: str, worker: str, lease_s: float) -> Job | None:
     tx.conn.execute(
         attempts.insert().values(job_id=id, attempt=taken.attempt, worker=worker, outcome="running", started_at=now)
     )
-    last = turns.alias("last")
-    next_turn = sa.select(sa.func.max(last.c.turn) + 1).where(last.c.pool == taken.pool).scalar_subquery()
+    next_turn = sa.select(sa.func.max(_LAST_TURN.c.turn) + 1).where(_LAST_TURN.c.pool == taken.pool).scalar_subquery()
     tx.conn.execute(
         turns.update().where(turns.c.pool == taken.pool, turns.c.queue_key == taken.queue_key).values(turn=next_turn)
     )
@@ -381,9 +381,14 @@ def _is_ours(claim: Claim) -> sa.ColumnElement[bool]:
     )
 
 
-def _is_lapsed(now: float) -> sa.ColumnElement[bool]:
+def _is_lapsed(now: float | sa.BindParameter[float]) -> sa.ColumnElement[bool]:
     return sa.and_(jobs.c.status == Status.IN_PROGRESS, jobs.c.lease_until <= now)
 
 
 def _has_attempts(job: Job) -> bool:
     return job.attempt - job.uncounted < job.max_attempts
+
+
+# built once: the claim is what idle workers do all the time
+_CANDIDATE = _select_candidate()
+_LAST_TURN = turns.alias("last_turn")

@@ -95,7 +95,7 @@ def test_two_workers_that_take_over_one_lapsed_job(db: Database) -> None:
         store.submit(db, JobSpec(kind="video", pool="video", max_attempts=99))
         assert claims.claim_next(db, "video", "dead", 60.0)
         claims.end_leases(db, "dead")
-        barrier = threading.Barrier(4)
+        barrier = threading.Barrier(4, timeout=30)
         won: list[Claim] = []
 
         def take(barrier: threading.Barrier = barrier, won: list[Claim] = won) -> None:
@@ -117,7 +117,7 @@ def test_shots_that_end_together_are_joined_once(db: Database, card: VideoCard) 
         storyboard = claims.claim_next(db, "text", "t", 60.0)
         assert storyboard is not None
         claims.complete(db, storyboard, Result(result={"storyboard": board}))
-        barrier = threading.Barrier(4)
+        barrier = threading.Barrier(4, timeout=30)
 
         def shoot(barrier: threading.Barrier = barrier) -> None:
             claim = claims.claim_next(db, "video", threading.current_thread().name, 60.0)

@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from media_server.errors import ConfigurationError, DataDirLocked, SchemaVersionError
+from media_server.jobs.claims import _CANDIDATE
 from media_server.jobs.database import Database, lock_data_dir, migrate, open_database
 from media_server.jobs.tables import garbage, metadata
 
@@ -185,12 +186,10 @@ def test_migrations_make_the_tables(db: Database) -> None:
 
 
 def test_the_claim_reads_an_index_and_sorts_nothing(tmp_path: Path) -> None:
-    from media_server.jobs.claims import _candidate
-
     db = open_database(f"sqlite:///{tmp_path / 'jobs.db'}")
     migrate(db)
     with db.read() as tx:
-        query = _candidate("video", 0.0).compile(tx.conn, compile_kwargs={"literal_binds": True})
+        query = _CANDIDATE.params(pool="video", now=0.0).compile(tx.conn, compile_kwargs={"literal_binds": True})
         plan = [row[3] for row in tx.conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}")]
     assert not [step for step in plan if step.startswith("SCAN")], plan
     assert any("ix_jobs_queue (pool=? AND status=? AND queue_key=?)" in step for step in plan), plan
