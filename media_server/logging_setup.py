@@ -11,7 +11,10 @@ import time
 from media_server.settings import Settings
 
 # these write a line for each poll or request at INFO; ours say what changed
-_QUIET = ("httpx", "httpx2", "httpcore", "kombu", "amqp", "alembic.runtime.migration", "celery.worker.strategy")
+_QUIET = (
+    *("httpx", "httpx2", "httpcore", "kombu", "amqp", "alembic.runtime.migration"),
+    *("celery.worker.strategy", "celery.app.trace"),
+)
 _OWN_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 

@@ -11,12 +11,14 @@ import logging
 import os
 import socket
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import celery.signals
 from celery import Celery
+from celery.platforms import SecurityWarning
 
 from media_server.artifacts.store import ArtifactStore, open_artifacts
 from media_server.errors import JobError
@@ -82,6 +84,8 @@ def run_pool_worker(
     def wake(_pool: str) -> None:
         drain_pool(context, slots, handler)
 
+    # what root may do wrong is to unpickle what others send; here it is JSON only
+    warnings.filterwarnings("ignore", category=SecurityWarning)
     # a receiver of this signal makes Celery leave logging alone
     celery.signals.setup_logging.connect(_keep_logging, weak=False)
     celery.signals.worker_shutting_down.connect(partial(_stop, context), weak=False)

@@ -1,6 +1,7 @@
 """The whole service as a person starts it, on the embedded defaults; one for all tests of this folder."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -25,6 +26,22 @@ START_S = 150.0
 # drain and end within 30 s
 STOP_S = 32.0
 _READY = re.compile(r"ready at (\S+)")
+
+# for random weights: the rules of the embedded model
+RANDOM_CARD: dict[str, Any] = {
+    "v": 1,
+    "kind": "video",
+    "revision": "random",
+    "license": "Apache-2.0",
+    "origin": "random weights of a test",
+    "size": {"default": "96x64", "multiple_of": 16, "min": [64, 64], "max": [256, 256], "max_pixels": 36864},
+    "frames": {"rule": "4k+1", "min": 1, "max": 57, "default": 33, "temporal": 4},
+    "fps": 16,
+    "fps_range": [1, 60],
+    "defaults": {"num_inference_steps": 12, "guidance_scale": 3.0, "seconds": 2, "flow_shift": 3.0},
+    "limits": {"max_prompt_chars": 2000, "max_steps": 200, "max_seconds": 60, "max_guidance_scale": 30},
+    "conditions": ["text", "first_frame"],
+}
 
 Found = TypeVar("Found")
 
@@ -141,6 +158,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
         from video.tiny.model import random_checkpoint
 
         model = random_checkpoint(folder / "tiny_wan")
+        (model / "card.json").write_text(json.dumps(RANDOM_CARD))
         lines += ["[[models]]", 'name = "tiny-wan"', 'kind = "video"', f'path = "{model}"']
         lines += ["[[models]]", 'name = "smollm2-135m-instruct"', 'kind = "text"']
     path = folder / "media-server.toml"

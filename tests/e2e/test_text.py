@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Service, run_cli
+from tests.e2e.conftest import Service, run_cli, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -82,9 +82,10 @@ def test_chat_by_the_command_line(service: Service) -> None:
 def test_a_storyboard_is_valid_and_its_frames_sum(service: Service) -> None:
     with service.http as http:
         answer = http.post("/v1/storyboards", json={"idea": "a red ball finds a blue friend", "seconds": 5, "shots": 2})
-    assert answer.status_code == 200, answer.text
-    storyboard = answer.json()
-    storyboard = storyboard.get("storyboard", storyboard)
+    assert answer.is_success, answer.text
+    job_id = answer.json()["id"]
+    assert wait_for(lambda: service.ended(job_id), 90, "the storyboard")["status"] == "completed"
+    storyboard = service.get(f"/v1/storyboards/{job_id}")["storyboard"]
     assert len(storyboard["shots"]) == 2
     assert sum(shot["num_frames"] for shot in storyboard["shots"]) == 5 * 16
     assert all(shot["prompt"] for shot in storyboard["shots"])
