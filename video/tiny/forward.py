@@ -51,7 +51,8 @@ def _block(
         return (normed * (1 + scale) + shift).to(dtype).view_as(value)
 
     def split(value: Tensor) -> Tensor:
-        return value.unflatten(-1, (heads, -1)).transpose(1, 2)
+        by_head: Tensor = value.unflatten(-1, (heads, -1))
+        return by_head.transpose(1, 2)
 
     def rotate(value: Tensor) -> Tensor:
         even, odd = split(value).unflatten(-1, (-1, 2)).unbind(-1)

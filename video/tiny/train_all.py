@@ -39,7 +39,7 @@ def main() -> None:
     buckets = train_transformer.SMALL_BUCKETS if args.small else train_transformer.BUCKETS
     sizes = train_autoencoder.SMALL_BANKS if args.small else train_autoencoder.BANKS
     crops = train_autoencoder.SMALL_CROPS if args.small else train_autoencoder.CROPS
-    text_scenes, checked = 49152, 2048
+    text_scenes, checked = 24576, 1024
     if args.smoke:
         text_scenes, checked = 2048, 64
         buckets = tuple(replace(b, max_clips=min(b.max_clips, 128)) for b in buckets)
