@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 import redis
 import uvicorn
+from llguidance import LLMatcher, LLTokenizer
 
 from media_server.app import create_app
 from media_server.artifacts.store import open_artifacts
@@ -26,6 +28,7 @@ from media_server.text.messages import (
     Announcement,
     Failure,
     Generate,
+    Grammar,
     TextEvent,
     TokenChoice,
     TokenLogprob,
@@ -35,7 +38,8 @@ from media_server.text.messages import (
     meta_key,
     outbox_key,
 )
-from tests.llm.byte_tokenizer import EOS, byte_tokenizer
+from media_server.text.storyboard import Ask
+from tests.llm.byte_tokenizer import EOS, VOCAB_SIZE, byte_tokenizer
 from workers.valkey import valkey_command, wait_until_answering
 
 MODEL = "scripted"
@@ -74,6 +78,40 @@ VIDEO_CARD = VideoCard.model_validate(
 )  # fmt: skip
 
 
+class RandomWriter:
+    """Writes whatever a grammar allows, at random: what holds for it holds for every model."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.tokenizer = LLTokenizer(byte_tokenizer().to_str(), n_vocab=VOCAB_SIZE, eos_token=[EOS])
+        self.asks: list[Ask] = []
+
+    def __call__(self, ask: Ask) -> Iterator[str]:
+        self.asks.append(ask)
+        return self.write(ask.grammar)
+
+    def write(self, grammar: Grammar) -> Iterator[str]:
+        if grammar.type == "choice":
+            yield self.rng.choice(json.loads(grammar.value))
+            return
+        # the layout of llm.grammar
+        source = LLMatcher.grammar_from_json_schema(
+            grammar.value, overrides={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+        )
+        matcher = LLMatcher(self.tokenizer, source)
+        assert not matcher.is_error(), matcher.get_error()
+        written: list[int] = []
+        while not matcher.is_stopped():
+            mask = matcher.compute_bitmask()
+            token = self.rng.choice([token for token in range(256) if mask[token // 8] >> (token % 8) & 1])
+            assert matcher.consume_token(token)
+            written.append(token)
+        text = self.tokenizer.decode_bytes(written).decode()
+        jsonschema.validate(json.loads(text), json.loads(grammar.value))
+        for start in range(0, len(text), 40):
+            yield text[start : start + 40]
+
+
 @dataclass
 class ScriptedEngine:
     """Answers with what the last line of the prompt says after `say `, cut at random; other words make it misbehave."""
@@ -98,7 +136,8 @@ class ScriptedEngine:
         while not self.stopping.is_set():
             reply: Any = self.redis.xread({inbox_key("engine-0"): last}, block=50)
             for _, entries in reply or ():
-                for last, fields in entries:
+                for entry_id, fields in entries:
+                    last = entry_id
                     message = json.loads(fields[b"m"])
                     if message["type"] == "abort":
                         self.aborted.append(message["id"])
@@ -110,6 +149,8 @@ class ScriptedEngine:
         prompt = byte_tokenizer().decode(request.prompt_token_ids)
         _, _, text = prompt.rpartition("say ")
         text = text.removesuffix("\n<assistant>")
+        if request.grammar is not None and "say" not in prompt:
+            text = "".join(RandomWriter(self.seed).write(request.grammar))
         self.redis.set(meta_key(request.id), request.meta.model_dump_json(), ex=60)
         if "refuse" in prompt:
             failure = Failure(

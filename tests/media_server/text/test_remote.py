@@ -1,0 +1,153 @@
+"""An OpenAI-compatible server by URL in the place of our engine: passed on, streamed, and its errors made ours."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+
+from media_server.app import create_app
+from media_server.jobs.database import migrate, open_database
+from media_server.settings import Settings
+from media_server.text.messages import Usage
+from media_server.text.remote import write_remotely
+from media_server.text.storyboard import Task, write_storyboard
+from tests.media_server.text.conftest import VIDEO_CARD, RandomWriter
+
+QUESTION = {"model": "big", "messages": [{"role": "user", "content": "hello"}]}
+
+
+class Server(ThreadingHTTPServer):
+    """Speaks just enough of the protocol; what it was sent is in `bodies`."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.bodies: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self._json(200, {"data": [{"id": "big"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.bodies.append(body)
+        self.server.keys.append(self.headers["authorization"])
+        content = body["messages"][-1]["content"]
+        if content == "fail":
+            self._json(400, {"error": {"message": "context too long", "code": "context_length_exceeded", "param": "x"}})
+        elif content == "broken":
+            self._json(502, {"detail": "no"})
+        elif body.get("stream"):
+            self._stream(body)
+        else:
+            self._json(200, {"id": "remote-1", "choices": [{"index": 0, "message": {"content": "hi"}}]})
+
+    def _stream(self, body: dict[str, Any]) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        text = "hello"
+        if "response_format" in body:
+            schema = body["response_format"]["json_schema"]["schema"]
+            from media_server.text.messages import Grammar
+
+            text = "".join(RandomWriter(1).write(Grammar(type="json_schema", value=json.dumps(schema))))
+        for start in range(0, len(text), 3):
+            chunk = {"choices": [{"index": 0, "delta": {"content": text[start : start + 3]}}]}
+            self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
+        usage = {"prompt_tokens": 3, "completion_tokens": 4}
+        self.wfile.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
+
+    def _json(self, status: int, value: dict[str, Any]) -> None:
+        content = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        return
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    server = Server()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def settings(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    root: Path = tmp_path_factory.mktemp("remote")
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    return Settings(data_dir=root, broker_url="redis://127.0.0.1:1/0", engine_url=url, engine_api_key="k")
+
+
+@pytest.fixture(scope="module")
+def http(settings: Settings) -> Iterator[TestClient]:
+    db = open_database(settings.database)
+    migrate(db)
+    db.close()
+    with TestClient(create_app(settings), base_url="http://127.0.0.1:8000") as client:
+        yield client
+
+
+def test_answers_pass_through(http: TestClient, server: Server) -> None:
+    answer = http.post("/v1/chat/completions", json={**QUESTION, "temperature": 0.5, "tools": []})
+    assert answer.json()["id"] == "remote-1"
+    assert server.bodies[-1] == {**QUESTION, "temperature": 0.5}
+    assert server.keys[-1] == "Bearer k"
+    streamed = http.post("/v1/chat/completions", json={**QUESTION, "stream": True})
+    deltas = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
+    assert "".join(choice["delta"]["content"] for chunk in deltas for choice in chunk["choices"]) == "hello"
+
+
+def test_errors_become_ours(http: TestClient) -> None:
+    answer = http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "fail"}]})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert http.post(
+        "/v1/chat/completions", json={"messages": [{"role": "user", "content": "broken"}]}
+    ).status_code == 503  # fmt: skip
+    refused = http.post("/v1/chat/completions", json={**QUESTION, "resume_s": 5})
+    assert refused.json()["error"]["param"] == "resume_s"
+
+
+@pytest.mark.parametrize("idea", ["a red ball", "hope"])
+def test_a_storyboard_by_structured_output(settings: Settings, server: Server, idea: str) -> None:
+    usages: list[Usage] = []
+    task = Task(idea, num_frames=80, fps=16, seed=1, card=VIDEO_CARD, num_shots=2)
+    steps = write_storyboard(task, lambda ask: write_remotely(settings, ask, None, usages))
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            board = end.value
+            break
+    assert sum(shot["num_frames"] for shot in board["shots"]) == 80
+    assert len(usages) == (1 if idea == "a red ball" else 2)
+    assert server.bodies[-1]["model"] == "big"
+    assert server.bodies[-1]["response_format"]["json_schema"]["strict"] is True
+
+
+def test_a_server_that_is_not_there(settings: Settings) -> None:
+    gone = settings.model_copy(update={"engine_url": "http://127.0.0.1:1/v1"})
+    steps = write_storyboard(
+        Task("a red ball", 80, 16, 1, VIDEO_CARD, 2), lambda ask: write_remotely(gone, ask, "m", [])
+    )
+    with pytest.raises(httpx.ConnectError):
+        list(steps)

@@ -1,0 +1,144 @@
+"""Storyboards: schemas that any writer's text keeps, exact lengths, continuation, and texts that cannot be used."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from media_server.models.card import VideoCard
+from media_server.text.caption import parse_sentence
+from media_server.text.storyboard import Ask, StoryboardError, Task, split_frames, write_storyboard
+from tests.media_server.text.conftest import SLOTS, VIDEO_CARD, RandomWriter
+
+FREE_CARD = VIDEO_CARD.model_copy(
+    update={
+        "caption_style": VIDEO_CARD.caption_style.model_copy(  # type: ignore[union-attr]
+            update={"slots": None, "text": "Describe light, lens and movement.", "examples": []}
+        )
+    }
+)
+
+
+def run(task: Task, writer: Any) -> tuple[str, dict[str, Any]]:
+    steps = write_storyboard(task, writer)
+    text = ""
+    while True:
+        try:
+            text += next(steps)
+        except StopIteration as end:
+            return text, end.value
+
+
+def task(idea: str = "A red ball meets a blue star", *, card: VideoCard = VIDEO_CARD, **fields: Any) -> Task:
+    return Task(**{"idea": idea, "num_frames": 128, "fps": 16, "seed": 3, "card": card, "num_shots": 4, **fields})
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_a_model_writes_is_a_storyboard(seed: int) -> None:
+    text, board = run(task(seed=seed), RandomWriter(seed))
+    assert json.loads(text)["title"] == board["title"]
+    assert [shot["index"] for shot in board["shots"]] == [0, 1, 2, 3]
+    assert sum(shot["num_frames"] for shot in board["shots"]) == 128
+    assert board["seconds"] == 8.0
+    assert [person["look"] for person in board["characters"]] == ["a red ball", "a blue star"]
+    assert board["palette"][0] == "red"
+    assert len(set(board["palette"])) == 3
+    for shot in board["shots"]:
+        sentence = parse_sentence(shot["prompt"], SLOTS)
+        assert sentence is not None
+        assert (sentence.color, sentence.kind) == ("red", "ball")
+        # neither thing may stand before a wall of its own colour
+        assert sentence.backdrop not in ("on a red background", "on a blue background")
+        assert set(shot) == {"index", "prompt", "seconds", "num_frames", "camera", "transition", "notes"}
+        assert (shot["camera"] == "still") == (sentence.camera == "")
+    assert "a blue star" in board["shots"][3]["prompt"]
+    assert "a blue star" not in board["shots"][0]["prompt"]
+
+
+def test_what_the_idea_leaves_open_is_chosen_once_and_kept() -> None:
+    for idea, color, kind in (("a penguin", None, "bird"), ("something violet", "purple", None), ("hope", None, None)):
+        writer = RandomWriter(1)
+        _, board = run(task(idea), writer)
+        sentences = [parse_sentence(shot["prompt"], SLOTS) for shot in board["shots"]]
+        looks = {(sentence.color, sentence.kind) for sentence in sentences if sentence}
+        assert len(looks) == 1
+        assert color in (None, looks.copy().pop()[0])
+        assert kind in (None, looks.copy().pop()[1])
+        assert [ask.grammar.type for ask in writer.asks] == ["choice", "json_schema"]
+
+
+def test_what_the_idea_names_is_said() -> None:
+    _, board = run(task("A tiny red ball bounces at sea"), RandomWriter(0))
+    for shot in board["shots"]:
+        assert shot["prompt"].startswith("a small red ball")
+        assert " at sea" in shot["prompt"]
+    assert "bouncing" in board["shots"][0]["prompt"]
+
+
+def test_hidden_colours_of_the_card_are_kept_apart() -> None:
+    style = VIDEO_CARD.caption_style
+    assert style is not None
+    hidden = {place: ["red"] for place in SLOTS["backdrop"] if place != "snow"}
+    card = VIDEO_CARD.model_copy(update={"caption_style": style.model_copy(update={"hidden_on": hidden})})
+    _, board = run(task("a red ball", card=type(VIDEO_CARD).model_validate(card.model_dump())), RandomWriter(0))
+    assert all(" in the snow" in shot["prompt"] for shot in board["shots"])
+
+
+def test_free_prompts_are_bounded_and_told_the_style() -> None:
+    writer = RandomWriter(2)
+    _, board = run(task(card=FREE_CARD, style="noir"), writer)
+    assert all(24 <= len(shot["prompt"]) <= 280 for shot in board["shots"])
+    assert "Describe light, lens and movement." in writer.asks[0].messages[-1]["content"]
+    assert "Style: noir" in writer.asks[0].messages[-1]["content"]
+    assert 1 <= len(board["characters"]) <= 3
+
+
+def test_long_storyboards_are_continued() -> None:
+    writer = RandomWriter(4)
+    text, board = run(task(num_frames=16 * 60, num_shots=30), writer)
+    assert len(board["shots"]) == 30
+    assert [shot["index"] for shot in board["shots"]] == list(range(30))
+    assert sum(shot["num_frames"] for shot in board["shots"]) == 960
+    assert len(writer.asks) == 3
+    assert board["shots"][11]["prompt"] in writer.asks[1].messages[-1]["content"]
+    assert text.count('"title"') == 1
+
+
+def test_the_same_seed_asks_the_same_and_another_attempt_does_not() -> None:
+    def asked(**fields: Any) -> list[Ask]:
+        writer = RandomWriter(0)
+        run(task("hope", **fields), writer)
+        return writer.asks
+
+    assert asked() == asked()
+    assert asked()[-1].grammar != asked(seed=4)[-1].grammar
+    assert asked()[-1].seed != asked(attempt=1)[-1].seed
+
+
+@pytest.mark.parametrize("text", ["", '{"title": "A', '{"title": "A b", "shots": []}', "[1]"])
+def test_texts_that_cannot_be_used_are_told_apart(text: str) -> None:
+    with pytest.raises(StoryboardError):
+        run(task(), lambda ask: iter([text]))
+    with pytest.raises(StoryboardError, match="chose no subject"):
+        run(task("hope"), lambda ask: iter(["a dragon"]))
+
+
+@given(
+    total=st.integers(1, 5000),
+    weights=st.lists(st.floats(0.1, 10), min_size=1, max_size=60),
+)
+def test_frames_sum_exactly_and_follow_the_weights(total: int, weights: list[float]) -> None:
+    weights = weights[:total]
+    counts = split_frames(total, weights)
+    assert sum(counts) == total
+    assert min(counts) >= 1
+    spare = total - len(weights)
+    for count, weight in zip(counts, weights, strict=True):
+        assert abs(count - 1 - spare * weight / sum(weights)) < 1
+
+
+@pytest.mark.parametrize(("seconds", "shots"), [(1, 1), (5, 2), (8, 3), (10, 4), (60, 24), (600, 100)])
+def test_shots_by_length(seconds: int, shots: int) -> None:
+    assert task(num_frames=seconds * 16, num_shots=None).shots == shots
