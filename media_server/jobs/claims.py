@@ -4,6 +4,7 @@ Invariants: an attempt's number is never given twice, so whoever holds it can be
 the attempt that is current, in one transaction with its event and its outbox rows; the others learn that they lost.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -21,6 +22,8 @@ from media_server.jobs.tables import checkpoints as checkpoints_table
 
 # a claim that meets a cancel on PostgreSQL looks again; each time it finds another job
 _CLAIM_TRIES = 5
+# a language engine is back from a crash in seconds: attempts at once would only use them up
+_RETRY_WAIT_S = {"engine_unavailable": 5.0}
 
 
 def claim_next(db: Database, pool: str, worker: str, lease_s: float) -> Claim | None:
@@ -99,6 +102,7 @@ def complete(db: Database, claim: Claim, result: Result) -> bool:
         if job is None:
             return False
         now = tx.now()
+        total = _spend(tx, job, result.gpu_seconds, result.usage)
         for record in result.artifacts:
             tx.conn.execute(
                 artifacts.insert().values(
@@ -115,22 +119,6 @@ def complete(db: Database, claim: Claim, result: Result) -> bool:
                     created_at=now,
                 )
             )
-        spent = list(result.usage)
-        if result.gpu_seconds:
-            spent.append(UsageRecord("gpu_seconds", result.gpu_seconds))
-        for entry in spent:
-            tx.conn.execute(
-                usage.insert().values(
-                    created_at=now,
-                    owner_key_id=job.owner_key_id,
-                    job_id=job.id,
-                    root_id=job.root_id,
-                    label=job.label,
-                    model=job.model,
-                    kind=entry.kind,
-                    amount=entry.amount,
-                )
-            )
         return films.end_job(
             tx,
             job,
@@ -138,49 +126,63 @@ def complete(db: Database, claim: Claim, result: Result) -> bool:
             winning_attempt=claim.attempt,
             values={
                 "result": result.result,
-                "gpu_seconds": result.gpu_seconds,
+                "gpu_seconds": total,
                 "peak_memory_bytes": result.peak_memory_bytes,
             },
         )
 
 
-def fail(db: Database, claim: Claim, error: JobError, retryable: bool = False) -> bool:
+def fail(
+    db: Database,
+    claim: Claim,
+    error: JobError,
+    retryable: bool = False,
+    *,
+    retry_in_s: float | None = None,
+    gpu_seconds: float | None = None,
+) -> bool:
     """End the job as failed or, if it may be tried again, put it back; False if the attempt is not the job's.
 
-    A job whose cancel was asked for ends as cancelled: its work has stopped.
+    `retry_in_s` is how long it waits for its next attempt (None: as long as the error's code suggests). A job whose
+    cancel was asked for ends as cancelled: its work has stopped.
     """
     with db.write() as tx:
         tx.lock(claim.job.root_id)
         job = _mine(tx, claim)
         if job is None:
             return False
+        spent = {"gpu_seconds": _spend(tx, job, gpu_seconds)}
         if job.cancel_requested_at is not None:
-            return films.end_job(tx, job, Status.CANCELLED)
+            return films.end_job(tx, job, Status.CANCELLED, values=spent)
         if retryable and _has_attempts(job):
-            return transitions.requeue(tx, job, "job.retry", outcome="failed", error=error, is_counted=True)
-        return films.end_job(tx, job, Status.FAILED, error=error)
+            wait_s = _RETRY_WAIT_S.get(error.code, 0.0) if retry_in_s is None else retry_in_s
+            return transitions.requeue(
+                tx, job, "job.retry", outcome="failed", error=error, is_counted=True, wait_s=wait_s
+            )
+        return films.end_job(tx, job, Status.FAILED, error=error, values=spent)
 
 
-def confirm_cancel(db: Database, claim: Claim) -> bool:
+def confirm_cancel(db: Database, claim: Claim, *, gpu_seconds: float | None = None) -> bool:
     """Say that the work has stopped; False if nobody asked for it or the attempt is not the job's any more."""
     with db.write() as tx:
         tx.lock(claim.job.root_id)
         job = _mine(tx, claim)
         if job is None or job.cancel_requested_at is None:
             return False
-        return films.end_job(tx, job, Status.CANCELLED)
+        return films.end_job(tx, job, Status.CANCELLED, values={"gpu_seconds": _spend(tx, job, gpu_seconds)})
 
 
-def release(db: Database, claim: Claim) -> bool:
+def release(db: Database, claim: Claim, *, gpu_seconds: float | None = None) -> bool:
     """Give a job back unfinished, because its worker ends: the attempt does not count against max_attempts."""
     with db.write() as tx:
         tx.lock(claim.job.root_id)
         job = _mine(tx, claim)
         if job is None:
             return False
+        spent = {"gpu_seconds": _spend(tx, job, gpu_seconds)}
         if job.cancel_requested_at is not None:
-            return films.end_job(tx, job, Status.CANCELLED)
-        return transitions.requeue(tx, job, "job.released", outcome="released", error=None, is_counted=False)
+            return films.end_job(tx, job, Status.CANCELLED, values=spent)
+        return transitions.requeue(tx, job, "job.released", outcome="released", is_counted=False)
 
 
 def end_leases(db: Database, worker: str) -> int:
@@ -260,11 +262,12 @@ def sweep(db: Database, *, doorbell_s: float) -> SweepReport:
 def _select_candidate() -> sa.Select[tuple[str, str]]:
     """Select id and root of the job that a claim takes next; `pool` and `now` are bound."""
     pool = sa.bindparam("pool", type_=sa.String)
+    now = sa.bindparam("now", type_=sa.Double)
     lapsed = (
         sa.select(jobs.c.id)
         .where(
             jobs.c.pool == pool,
-            _is_lapsed(sa.bindparam("now", type_=sa.Double)),
+            _is_lapsed(now),
             jobs.c.cancel_requested_at.is_(None),
             jobs.c.attempt - jobs.c.uncounted < jobs.c.max_attempts,
         )
@@ -282,6 +285,7 @@ def _select_candidate() -> sa.Select[tuple[str, str]]:
                 waiting.c.pool == pool,
                 waiting.c.status == Status.QUEUED,
                 waiting.c.queue_key == turns.c.queue_key,
+                sa.or_(waiting.c.not_before.is_(None), waiting.c.not_before <= now),
             ),
         )
         .order_by(turns.c.turn, turns.c.queue_key)
@@ -290,7 +294,7 @@ def _select_candidate() -> sa.Select[tuple[str, str]]:
     )
     queued = (
         sa.select(jobs.c.id)
-        .where(jobs.c.pool == pool, jobs.c.status == Status.QUEUED, jobs.c.queue_key == owner)
+        .where(jobs.c.pool == pool, _is_waiting(now), jobs.c.queue_key == owner)
         .order_by(jobs.c.priority.desc(), jobs.c.created_at, jobs.c.id)
         .limit(1)
         .correlate(None)
@@ -308,13 +312,14 @@ def _take(tx: Transaction, id: str, worker: str, lease_s: float) -> Job | None:
             jobs.c.id == id,
             jobs.c.cancel_requested_at.is_(None),
             jobs.c.attempt - jobs.c.uncounted < jobs.c.max_attempts,
-            sa.or_(jobs.c.status == Status.QUEUED, _is_lapsed(now)),
+            sa.or_(_is_waiting(now), _is_lapsed(now)),
         )
         .values(
             status=Status.IN_PROGRESS,
             attempt=jobs.c.attempt + 1,
             lease_owner=worker,
             lease_until=now + lease_s,
+            not_before=None,
             started_at=sa.func.coalesce(jobs.c.started_at, now),
             progress=0.0,
             stage=None,
@@ -347,12 +352,41 @@ def _take(tx: Transaction, id: str, worker: str, lease_s: float) -> Job | None:
     return job
 
 
+def _spend(tx: Transaction, job: Job, gpu_seconds: float | None, further: Sequence[UsageRecord] = ()) -> float | None:
+    """Enter what an attempt used into the ledger; returns the GPU seconds of all attempts so far."""
+    entries = list(further)
+    total = job.gpu_seconds
+    if gpu_seconds is not None:
+        total = (total or 0.0) + gpu_seconds
+        entries.append(UsageRecord("gpu_seconds", gpu_seconds))
+        tx.conn.execute(jobs.update().where(jobs.c.id == job.id).values(gpu_seconds=total))
+        tx.conn.execute(
+            attempts.update()
+            .where(attempts.c.job_id == job.id, attempts.c.attempt == job.attempt)
+            .values(gpu_seconds=gpu_seconds)
+        )
+    for entry in entries:
+        tx.conn.execute(
+            usage.insert().values(
+                created_at=tx.now(),
+                owner_key_id=job.owner_key_id,
+                job_id=job.id,
+                root_id=job.root_id,
+                label=job.label,
+                model=job.model,
+                kind=entry.kind,
+                amount=entry.amount,
+            )
+        )
+    return total
+
+
 def _ring_again(db: Database, doorbell_s: float) -> list[str]:
     """Ring for pools that have work to take and whose bell has been silent for `doorbell_s`."""
     with db.read() as tx:
         now = tx.now()
         last = sa.func.max(jobs.c.doorbell_at)
-        waiting = sa.or_(jobs.c.status == Status.QUEUED, _is_lapsed(now))
+        waiting = sa.or_(_is_waiting(now), _is_lapsed(now))
         silent = tx.conn.execute(
             sa.select(jobs.c.pool, sa.func.min(jobs.c.id).label("id"))
             .where(waiting, jobs.c.pool != FILMS_POOL)
@@ -383,6 +417,10 @@ def _is_ours(claim: Claim) -> sa.ColumnElement[bool]:
 
 def _is_lapsed(now: float | sa.BindParameter[float]) -> sa.ColumnElement[bool]:
     return sa.and_(jobs.c.status == Status.IN_PROGRESS, jobs.c.lease_until <= now)
+
+
+def _is_waiting(now: float | sa.BindParameter[float]) -> sa.ColumnElement[bool]:
+    return sa.and_(jobs.c.status == Status.QUEUED, sa.or_(jobs.c.not_before.is_(None), jobs.c.not_before <= now))
 
 
 def _has_attempts(job: Job) -> bool:

@@ -70,6 +70,7 @@ class Job:
     error_code: str | None
     error_message: str | None
     result: dict[str, Any] | None
+    # of all attempts, as far as their workers said
     gpu_seconds: float | None
     peak_memory_bytes: int | None
     winning_attempt: int | None
@@ -80,6 +81,7 @@ class Job:
     expires_at: float | None
     deleted_at: float | None
     doorbell_at: float | None
+    not_before: float | None
     webhook_url: str | None
     remixed_from_id: str | None
     prompts: dict[str, str] = field(default_factory=dict, repr=False)

@@ -77,6 +77,8 @@ jobs = Table(
     Column("expires_at", Double),
     Column("deleted_at", Double),
     Column("doorbell_at", Double),
+    # a retry that waits is not taken before this
+    Column("not_before", Double),
     Column("webhook_url", Text),
     Column("remixed_from_id", String),
     # the claim: an owner's next job of a pool, in the order in which it is taken
@@ -114,6 +116,7 @@ attempts = Table(
     Column("outcome", String, nullable=False),
     Column("error_code", String),
     Column("error_message", Text),
+    Column("gpu_seconds", Double),
     Column("started_at", Double, nullable=False),
     Column("ended_at", Double),
 )

@@ -16,7 +16,7 @@ from media_server.jobs.events import append
 from media_server.jobs.rows import load
 from media_server.jobs.spec import Job
 from media_server.jobs.states import ACTIVE, Status, check_move
-from media_server.jobs.tables import attempts, events, garbage, jobs, prompts
+from media_server.jobs.tables import attempts, checkpoints, events, garbage, idempotency_keys, jobs, prompts
 
 # a worker that lost its lease may still write for a moment: it learns of it with its next beat
 STRAGGLER_S = 30.0
@@ -74,8 +74,17 @@ def end(
     return True
 
 
-def requeue(tx: Transaction, job: Job, type: str, *, outcome: str, error: JobError | None, is_counted: bool) -> bool:
-    """Put a running job back into the queue; returns whether it was still as the caller saw it."""
+def requeue(
+    tx: Transaction,
+    job: Job,
+    type: str,
+    *,
+    outcome: str,
+    error: JobError | None = None,
+    is_counted: bool,
+    wait_s: float = 0.0,
+) -> bool:
+    """Put a running job back into the queue, for `wait_s` out of reach; returns whether it was as the caller saw it."""
     check_move(job.status, Status.QUEUED)
     moved = tx.conn.execute(
         jobs.update()
@@ -86,7 +95,9 @@ def requeue(tx: Transaction, job: Job, type: str, *, outcome: str, error: JobErr
             lease_until=None,
             lease_owner=None,
             eta_s=None,
-            doorbell_at=tx.now(),
+            # the sweeper rings when the wait is over
+            doorbell_at=None if wait_s else tx.now(),
+            not_before=tx.now() + wait_s if wait_s else None,
         )
     )
     if moved.rowcount == 0:
@@ -94,7 +105,8 @@ def requeue(tx: Transaction, job: Job, type: str, *, outcome: str, error: JobErr
     end_attempt(tx, job, outcome, error)
     data = {"error": {"code": error.code, "message": error.message}} if error else {}
     append(tx, job, type, {"status": Status.QUEUED, **data})
-    tx.ring(job.pool)
+    if not wait_s:
+        tx.ring(job.pool)
     return True
 
 
@@ -126,10 +138,16 @@ def end_attempt(tx: Transaction, job: Job, outcome: str, error: JobError | None 
 def erase(tx: Transaction, job: Job) -> None:
     """Remove everything that a caller wrote or a model answered in words; the bare row stays for the ledger."""
     tx.conn.execute(prompts.delete().where(prompts.c.job_id == job.id))
+    tx.conn.execute(idempotency_keys.delete().where(idempotency_keys.c.job_id == job.id))
     tx.conn.execute(
-        jobs.update().where(jobs.c.id == job.id).values(params={}, metadata={}, result=None, error_message=None)
+        jobs.update()
+        .where(jobs.c.id == job.id)
+        .values(params={}, metadata={}, result=None, error_message=None, webhook_url=None)
     )
-    tx.conn.execute(events.update().where(events.c.job_id == job.id, events.c.type == "job.progress").values(data={}))
+    # a message may repeat what it refused
+    tx.conn.execute(attempts.update().where(attempts.c.job_id == job.id).values(error_message=None))
+    tx.conn.execute(checkpoints.update().where(checkpoints.c.job_id == job.id).values(data={}))
+    tx.conn.execute(events.update().where(events.c.job_id == job.id).values(data={}))
 
 
 def discard(tx: Transaction, prefix: str, *, delay_s: float = 0.0) -> None:

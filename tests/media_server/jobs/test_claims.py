@@ -166,6 +166,47 @@ def test_a_retryable_failure_is_tried_again_until_the_attempts_are_used(db: Data
     assert _types(db, job.id)[-1] == "video.failed"
 
 
+def test_a_retry_that_waits_is_out_of_reach_until_then(db: Database, rings: list[str]) -> None:
+    waiting, other = _submit(db), _submit(db)
+    engine = JobError("engine_unavailable", "It starts again.")
+    claim = _claim(db)
+    assert claim.job.id == waiting.id
+    rings.clear()
+    # by its code it waits some seconds
+    assert claims.fail(db, claim, engine, retryable=True)
+    assert rings == []
+    assert _claim(db).job.id == other.id
+    assert claims.claim_next(db, "video", "w1", LEASE_S) is None
+    assert claims.sweep(db, doorbell_s=0).rung == []
+    with db.write() as tx:
+        tx.conn.execute(jobs.update().where(jobs.c.id == waiting.id).values(not_before=tx.now() - 1))
+    assert claims.sweep(db, doorbell_s=60).rung == ["video"]
+    again = _claim(db)
+    assert (again.job.id, again.job.not_before) == (waiting.id, None)
+    assert claims.fail(db, again, engine, retryable=True, retry_in_s=0.0)
+    assert _claim(db).job.id == waiting.id
+
+
+def test_every_attempts_gpu_seconds_are_counted(db: Database) -> None:
+    job = _submit(db)
+    crash = JobError("worker_crashed", "The GPU program ended.")
+    assert claims.fail(db, _claim(db), crash, retryable=True, gpu_seconds=2.0)
+    assert claims.release(db, _claim(db), gpu_seconds=0.5)
+    assert store.get(db, job.id).gpu_seconds == 2.5
+    assert claims.complete(db, _claim(db), Result(gpu_seconds=4.0))
+    assert store.get(db, job.id).gpu_seconds == 6.5
+    cancelled = _submit(db)
+    claim = _claim(db)
+    store.request_cancel(db, cancelled.id)
+    assert claims.confirm_cancel(db, claim, gpu_seconds=1.0)
+    assert store.get(db, cancelled.id).gpu_seconds == 1.0
+    with db.read() as tx:
+        ledger = tx.conn.execute(sa.select(usage.c.kind, sa.func.sum(usage.c.amount)).group_by(usage.c.kind)).all()
+        spent = tx.conn.scalars(sa.select(attempts.c.gpu_seconds).where(attempts.c.job_id == job.id)).all()
+    assert [tuple(row) for row in ledger] == [("gpu_seconds", 7.5)]
+    assert sorted(spent) == [0.5, 2.0, 4.0]
+
+
 def test_a_released_attempt_is_not_counted_and_its_number_is_not_given_again(db: Database) -> None:
     job = _submit(db, max_attempts=1)
     for attempt in (1, 2, 3):
