@@ -1,0 +1,180 @@
+"""Trains a smaller Wan of the tiny world on CPU cores: `python -m video.tiny.train_small autoencoder --out runs/small`.
+
+The stages, each with its own seconds of wall clock: `autoencoder`, `text`, `encode`, `transformer`. Clips are 64x96
+pixels and 17 or 33 frames long; the denoiser sees scenes with one thing and a still camera. `--resume` goes on from the
+state of an interrupted stage, `--from` starts a stage from the weights of an earlier run in another folder.
+
+Invariant: weights, states and the log lie in --out, under the names that `video.tiny.convert` reads.
+"""
+
+import argparse
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from video.tiny import bank, captions, latents, train_autoencoder, train_text, train_transformer
+from video.tiny.bank import Said
+from video.tiny.forward import Kernels
+from video.tiny.latents import Bucket, Encoded
+from video.tiny.model import build_autoencoder, build_text_encoder
+from video.tiny.optim import Budget
+from video.tiny.runs import Log, load_weights
+from video.tiny.train_autoencoder import Crop
+
+logger = logging.getLogger(__name__)
+
+AUTOENCODER = {"base_dim": 16, "decoder_base_dim": 16}
+TRANSFORMER = {"num_attention_heads": 2, "attention_head_dim": 80, "num_layers": 6, "ffn_dim": 640}
+BANKS = {"wide": (640, 17, 64, 96)}
+CROPS = (Crop("wide", 5, 4, 0.4), Crop("wide", 9, 2, 0.3), Crop("wide", 17, 1, 0.3))
+BUCKETS = (
+    Bucket(64, 96, 17, 24, share=0.75, late_share=0.5, material=0.6, max_clips=1536),
+    Bucket(64, 96, 33, 12, share=0.25, late_share=0.5, material=0.4, max_clips=512),
+)
+CAPTIONS_EACH = 6
+DEVICE = torch.device("cpu")
+
+
+def autoencoder(args: argparse.Namespace) -> None:
+    """Train the autoencoder for `args.seconds`."""
+    banks = train_autoencoder.draw_banks(None, BANKS, DEVICE)
+    _, frames, height, width = BANKS["wide"]
+    held_out = bank.draw_clips(bank.say_all(None, bank.jobs("unseen", 0, 16, 0)), frames, height, width, DEVICE, 16)
+    vae = train_autoencoder.fresh_autoencoder(args.seed, **AUTOENCODER)
+    if args.start is not None:
+        vae.load_state_dict(load_weights(args.start, "vae")[0])
+    train_autoencoder.train(
+        vae,
+        banks,
+        CROPS,
+        Budget(seconds=args.seconds),
+        args.out,
+        Log(args.out / "log.jsonl"),
+        Kernels(),
+        held_out=held_out,
+        seed=args.seed,
+        learning_rate=args.rate,
+        log_every=20,
+        save_every=100,
+        resume=args.resume,
+    )
+
+
+def text(args: argparse.Namespace) -> None:
+    """Train the text encoder for `args.seconds`."""
+    ids, labels = bank.label_all(None, bank.jobs("train", 90_000_000, 8192, 2, 0.3))
+    check = bank.label_all(None, bank.jobs("unseen", 0, 512, 1))
+    torch.manual_seed(args.seed)
+    train_text.train(
+        train_text.Reader(len(captions.WORDS) + 3),
+        ids,
+        labels,
+        Budget(seconds=args.seconds),
+        args.out,
+        Log(args.out / "log.jsonl"),
+        check=check,
+        seed=args.seed,
+        batch=64,
+        learning_rate=args.rate,
+        log_every=20,
+        save_every=100,
+        resume=args.resume,
+    )
+
+
+def plain_scenes(first_seed: int, count: int) -> Iterator[Said]:
+    """Say the scenes of the training split that hold one thing before a still camera, in parts of 64."""
+    part: list[Any] = []
+    rows: list[Any] = []
+    seed = first_seed
+    while count > 0:
+        said = bank.say(bank.Job("train", seed, 64, CAPTIONS_EACH))
+        seed += 64
+        for scene, ids in zip(said.scenes, said.ids, strict=True):
+            if len(scene.things) == 1 and scene.camera == "still":
+                part.append(scene)
+                rows.append(ids)
+        if len(part) >= 64:
+            yield Said(part[:64], np.stack(rows[:64]))
+            part, rows = part[64:], rows[64:]
+            count -= 64
+
+
+def encode(args: argparse.Namespace) -> None:
+    """Draw and encode the clips of every size once, and keep them in `encoded-<size>.pt`."""
+    weights, about = load_weights(args.out, "vae")
+    vae = build_autoencoder(
+        **AUTOENCODER, latents_mean=about["latents_mean"], latents_std=about["latents_std"]
+    ).requires_grad_(False)
+    vae.load_state_dict(weights)
+    encoder = build_text_encoder(len(captions.WORDS) + 3).eval()
+    encoder.load_state_dict(load_weights(args.out, "text")[0])
+    log = Log(args.out / "log.jsonl")
+    for index, bucket in enumerate(BUCKETS):
+        said = plain_scenes(args.first_seed + 1_000_000 * index, bucket.max_clips)
+        made = latents.encode_bucket(bucket, said, vae, encoder, Kernels(), None)
+        path = args.out / f"encoded-{bucket.name}-{args.first_seed}.pt"
+        torch.save({"latents": made.latents, "rest": made.rest, "text": made.text.half()}, path)
+        log.write("encoded", bucket=bucket.name, clips=len(made.latents))
+
+
+def transformer(args: argparse.Namespace) -> None:
+    """Train the denoiser for `args.seconds` on everything that is encoded."""
+    material = []
+    for bucket in BUCKETS:
+        parts = [torch.load(path, weights_only=True) for path in sorted(args.out.glob(f"encoded-{bucket.name}-*.pt"))]
+        if not parts:
+            raise FileNotFoundError(f"train_small: no encoded-{bucket.name}-*.pt in {args.out}; run `encode` first")
+        joined = {key: torch.cat([part[key].float() for part in parts]) for key in ("latents", "rest", "text")}
+        material.append(Encoded(bucket, joined["latents"], joined["rest"], joined["text"]))
+    encoder = build_text_encoder(len(captions.WORDS) + 3).eval()
+    encoder.load_state_dict(load_weights(args.out, "text")[0])
+    model = train_transformer.fresh_transformer(args.seed, **TRANSFORMER)
+    if args.start is not None:
+        model.load_state_dict(load_weights(args.start, "transformer")[0])
+    kernels = Kernels(is_compiled=args.compile)
+    train_transformer.train(
+        model,
+        material,
+        train_transformer.empty_text(encoder, DEVICE),
+        Budget(seconds=args.seconds),
+        args.out,
+        Log(args.out / "log.jsonl"),
+        kernels,
+        seed=args.seed,
+        learning_rate=args.rate,
+        causal_share=args.causal_share,
+        log_every=20,
+        save_every=200,
+        weights_every_s=300.0,
+        resume=args.resume,
+    )
+
+
+def main() -> None:
+    """Run one stage."""
+    stages = {"autoencoder": autoencoder, "text": text, "encode": encode, "transformer": transformer}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stage", choices=stages)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=900.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0, help="of the scenes to encode")
+    parser.add_argument("--causal-share", type=float, default=0.1)
+    parser.add_argument("--compile", action="store_true", help="compile the blocks; needs a C++ compiler")
+    parser.add_argument("--from", dest="start", type=Path, help="folder whose weights the stage starts from")
+    parser.add_argument("--resume", action="store_true")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    torch.set_num_threads(args.threads)
+    stages[args.stage](args)
+
+
+if __name__ == "__main__":
+    main()
