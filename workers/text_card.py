@@ -1,5 +1,6 @@
 """The card of a language model, from its folder, and the files that the front needs of it."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,6 @@ def _template(folder: Path) -> str | None:
 
 def _index_hash(folder: Path) -> str:
     """Name a checkpoint without a card by its configuration, file names and sizes: reading it all takes minutes."""
-    import hashlib
-
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for path in sorted(folder.glob("*.safetensors")):
         digest.update(f"{path.name}:{path.stat().st_size}".encode())
