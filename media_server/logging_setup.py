@@ -13,7 +13,7 @@ from media_server.settings import Settings
 # these write a line for each poll or request at INFO; ours say what changed
 _QUIET = (
     *("httpx", "httpx2", "httpcore", "kombu", "amqp", "alembic.runtime.migration"),
-    *("celery.worker.strategy", "celery.app.trace"),
+    *("celery.worker.strategy", "celery.worker.request", "celery.app.trace"),
 )
 _OWN_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 

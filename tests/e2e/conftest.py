@@ -22,7 +22,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-P", "-m", "media_server.cli")
-START_S = 150.0
+LAUNCHER = ROOT / "workers" / "child.py"
+START_S = 200.0
 # drain and end within 30 s
 STOP_S = 32.0
 _READY = re.compile(r"ready at (\S+)")
@@ -120,9 +121,11 @@ class Service:
 def start(data_dir: Path, config: Path) -> Service:
     """Start the service and wait until it says its address."""
     log = data_dir / "service.log"
+    arguments = ("up", "--port", "0", "--data", str(data_dir), "--config", str(config))
     with log.open("a") as file:
         process = subprocess.Popen(
-            [*COMMAND, "up", "--port", "0", "--data", str(data_dir), "--config", str(config)],
+            # the launcher: a test run that is killed takes the service with it
+            [sys.executable, str(LAUNCHER), str(os.getpid()), *COMMAND, *arguments],
             stdout=subprocess.PIPE,
             stderr=file,
             text=True,

@@ -13,7 +13,8 @@ from standardwebhooks.webhooks import Webhook
 
 from tests.e2e.conftest import Hook, Service, run_cli, wait_for
 
-pytestmark = pytest.mark.e2e
+# the first test of a run starts the service
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 # small and quick: the path is the same
 SMALL: dict[str, Any] = {"seconds": "1", "size": "64x64"}
@@ -55,7 +56,7 @@ def test_a_clip_by_the_openai_package_with_its_webhook(service: Service, hook: H
     types = [event["type"] for event in events]
     assert types[:2] == ["job.queued", "job.started"] and types[-1] == "video.completed"
     progress = [event["data"]["progress"] for event in events if event["type"] == "job.progress"]
-    assert progress == sorted(progress) and len(progress) >= 4
+    assert progress == sorted(progress) and len(progress) >= 2
     middle = events[len(events) // 2]["seq"]
     assert read_events(service, video.id, last_event_id=str(middle)) == events[len(events) // 2 + 1 :]
 

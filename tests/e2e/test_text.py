@@ -7,7 +7,8 @@ import pytest
 
 from tests.e2e.conftest import Service, run_cli, wait_for
 
-pytestmark = pytest.mark.e2e
+# the first test of a run starts the service
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 QUESTION: list[Any] = [{"role": "user", "content": "Name three colours of a rainbow."}]
 MODEL = "smollm2-135m-instruct"
@@ -37,7 +38,8 @@ def test_chat_by_the_openai_package_streams_what_the_plain_answer_says(service: 
 
 
 def test_a_stream_that_breaks_off_is_taken_up_again(service: Service) -> None:
-    body = {"model": MODEL, "messages": QUESTION, "max_tokens": 40, "temperature": 0, "seed": 1, "stream": True}
+    body: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 40, "temperature": 0, "seed": 1}
+    body |= {"stream": True, "resume_s": 60}
     with service.http as http:
         whole = read(http.post("/v1/chat/completions", json=body).text)
         begun = []
