@@ -129,17 +129,6 @@ class ClipParams(_Part):
         return texts | {f"segment.{index}": text for index, text in enumerate(self.segment_prompts)}
 
 
-def gpu_request(params: dict[str, Any], prompts: dict[str, str]) -> dict[str, Any]:
-    """Put a row's parameters and prompts together again, as the GPU program reads a request."""
-    segments = sum(1 for field in prompts if field.startswith("segment."))
-    return {
-        **params,
-        "prompt": prompts["prompt"],
-        "negative_prompt": prompts.get("negative_prompt", ""),
-        "segment_prompts": [prompts[f"segment.{index}"] for index in range(segments)],
-    }
-
-
 class Cost(_Part):
     """What a clip is predicted to take."""
 
