@@ -23,7 +23,7 @@ from video.errors import InvalidOutput
 from video.probe import probe
 from video.tiny.model import random_checkpoint
 from workers import gpu_program
-from workers.gpu_process import GpuProcess, ProgramDied, ProgramFailed, program_command
+from workers.gpu_process import GpuProcess, ProgramDied, program_command
 from workers.gpu_program import Channel, do_run
 from workers.leases import is_alive
 
@@ -242,11 +242,13 @@ def test_a_killed_parent_leaves_no_program_and_the_next_one_waits_for_the_device
         second.send("run")
 
 
-def test_a_broken_model_is_said_before_any_work(model: Path, environment: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(ProgramFailed, match=r"model_index\.json: is missing") as raised:
-        process = GpuProcess(command(tmp_path, tmp_path), environment)
-        process.wait_ready()
-    assert raised.value.code == "model_error"
+def test_a_broken_model_is_said_before_any_work(tmp_path: Path) -> None:
+    outgoing = io.StringIO()
+    arguments = argparse.Namespace(model_dir=tmp_path, device="cpu", threads=1, hash_cache=None, name="a", pool="b")
+    assert gpu_program.serve(Channel(io.StringIO(), outgoing), arguments) == gpu_program.EXIT_MODEL_ERROR
+    answer = json.loads(outgoing.getvalue())
+    assert (answer["type"], answer["code"]) == ("failed", "model_error")
+    assert answer["message"].startswith("model_index.json: is missing")
 
 
 def test_the_lock_is_waited_for(tmp_path: Path) -> None:
