@@ -1,5 +1,6 @@
 """A film on one page: a row a shot, with its time, its caption and a few of its frames."""
 
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -45,13 +46,13 @@ def draw_contact_sheet(
     frame_height = round(_FRAME_WIDTH * height / width)
     sheet_width = 2 * _MARGIN + _TEXT_WIDTH + FRAMES_A_SHOT * (_FRAME_WIDTH + _GAP)
     title_font, text_font, quiet_font = (ImageFont.load_default(size) for size in (30, 16, 14))
-    captions = [wrap(shot.caption, text_font, _TEXT_WIDTH - 2 * _GAP) for shot in shots]
-    subtitle_lines = wrap(subtitle, text_font, sheet_width - 2 * _MARGIN)
+    captions = [wrap(legible(shot.caption), text_font, _TEXT_WIDTH - 2 * _GAP) for shot in shots]
+    subtitle_lines = wrap(legible(subtitle), text_font, sheet_width - 2 * _MARGIN)
     row_heights = [max(frame_height, (len(caption) + 1) * _LINE) + 2 * _GAP for caption in captions]
     top = _MARGIN + 44 + len(subtitle_lines) * _LINE + _GAP
     sheet = Image.new("RGB", (sheet_width, top + sum(row_heights) + _MARGIN), _BACKGROUND)
     draw = ImageDraw.Draw(sheet)
-    draw.text((_MARGIN, _MARGIN), title, fill=_TITLE_COLOR, font=title_font)
+    draw.text((_MARGIN, _MARGIN), legible(title), fill=_TITLE_COLOR, font=title_font)
     for index, line in enumerate(subtitle_lines):
         draw.text((_MARGIN, _MARGIN + 44 + index * _LINE), line, fill=_TEXT_COLOR, font=text_font)
     for number, (shot, caption, row_height) in enumerate(zip(shots, captions, row_heights, strict=True), start=1):
@@ -64,6 +65,12 @@ def draw_contact_sheet(
             sheet.paste(picture, (_MARGIN + _TEXT_WIDTH + column * (_FRAME_WIDTH + _GAP), top))
         top += row_height
     return sheet
+
+
+def legible(text: str) -> str:
+    """Give text as Pillow's own font can draw it: without accents and control characters, which it shows as boxes."""
+    apart = unicodedata.normalize("NFKD", text)
+    return "".join(char for char in apart if char.isprintable() and not unicodedata.combining(char))
 
 
 def wrap(text: str, font: Font, width: float) -> list[str]:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 _STAGES = {
+    "storyboard": "writing",
     "load": "loading the model",
     "encode_prompt": "reading the prompt",
     "denoise": "denoising",
@@ -39,7 +40,7 @@ class JobBars:
         self.lookup = lookup
         self.progress = Progress(
             TextColumn("{task.description:<12}"),
-            BarColumn(bar_width=36),
+            BarColumn(bar_width=22),
             TaskProgressColumn(),
             TextColumn("{task.fields[detail]}", style="dim"),
             TimeElapsedColumn(),

@@ -19,13 +19,15 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 # small and quick: the path is the same
 SMALL: dict[str, Any] = {"seconds": "1", "size": "64x64"}
 FAST: dict[str, Any] = {"num_inference_steps": 4, "seed": 7}
+# long enough to be seen on its way
+SEEN: dict[str, Any] = {"num_inference_steps": 60, "seed": 7}
 
 
 def test_a_clip_by_the_openai_package_with_its_webhook(service: Service, hook: Hook) -> None:
     client = service.openai
     video = client.videos.create_and_poll(
         prompt="a red ball rolls over a green field",
-        extra_body={**FAST, "webhook_url": hook.url},
+        extra_body={**SEEN, "webhook_url": hook.url},
         poll_interval_ms=200,
         **SMALL,
     )
@@ -62,7 +64,7 @@ def test_a_clip_by_the_openai_package_with_its_webhook(service: Service, hook: H
 
     # the same request is the same clip, pixel for pixel
     again = client.videos.create_and_poll(
-        prompt="a red ball rolls over a green field", extra_body=FAST, poll_interval_ms=200, **SMALL
+        prompt="a red ball rolls over a green field", extra_body=SEEN, poll_interval_ms=200, **SMALL
     )
     with av.open(io.BytesIO(client.videos.download_content(again.id).read())) as file:
         assert isinstance(file, av.container.InputContainer)

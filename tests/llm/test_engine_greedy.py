@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from llm.engine import Engine
 from llm.errors import RequestRefused, UnsupportedModel
+from llm.model_runner import plan_kv_tokens
 from llm.request import Output, Request, SamplingParams
 
 Run = Callable[[Engine], dict[str, list[Output]]]
@@ -152,3 +153,11 @@ def test_models_that_would_be_wrong_are_refused(
         make_engine(tiny_model("Gemma2", attn_logit_softcapping=5.0))
     with pytest.raises(UnsupportedModel, match="dynamic"):
         make_engine(tiny_model(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}))
+
+
+def test_the_pool_is_planned_from_memory(tiny_model: Callable[..., PreTrainedModel]) -> None:
+    # 2 layers x (keys and values) x 2 heads x 8 wide x 4 bytes = 256 bytes a token
+    assert plan_kv_tokens(tiny_model(), 256_000) == 1000
+    # 32 contexts of 256 are more than enough
+    assert plan_kv_tokens(tiny_model(), 10**9) == 32 * 256
+    assert plan_kv_tokens(tiny_model(), 0) == 1

@@ -3,7 +3,7 @@
 import numpy as np
 from PIL import Image, ImageFont
 
-from workers.contact_sheet import SheetShot, draw_contact_sheet, frames_to_show, wrap
+from workers.contact_sheet import SheetShot, draw_contact_sheet, frames_to_show, legible, wrap
 
 
 def test_frames_are_spread_from_first_to_last() -> None:
@@ -37,3 +37,7 @@ def test_text_is_wrapped_to_the_width_and_none_is_lost() -> None:
     assert all(font.getlength(line) <= 200 for line in lines)
     assert "".join("".join(lines).split()) == "".join(text.split())
     assert wrap("", font, 200) == []
+
+
+def test_text_is_drawn_without_boxes() -> None:
+    assert legible("Zwei B\u00e4lle \u2013 caf\u00e9\x1f") == "Zwei Balle \u2013 cafe"

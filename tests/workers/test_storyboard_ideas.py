@@ -38,7 +38,7 @@ def test_twenty_ideas_become_storyboards(embedded_model: Path, tmp_path: Path) -
         writer.close()
     verdict = judge(ideas, storyboards, VIDEO_CARD, time.monotonic() - started)
     assert verdict.num_faithful >= 0.9 * verdict.num_shots
-    assert verdict.num_valid == verdict.num_shots == 80
+    assert verdict.num_valid == verdict.num_shots == 60
     assert verdict.num_exact == verdict.num_distinct == 20
     # a second opinion on faithfulness and validity, by the words alone
     prompts = [shot["prompt"] for board in storyboards for shot in board["shots"]]
@@ -48,5 +48,5 @@ def test_twenty_ideas_become_storyboards(embedded_model: Path, tmp_path: Path) -
     assert {word for prompt in prompts for word in split(prompt)} <= set(WORDS)
     # the model writes, the rule does not: shots of one storyboard differ, titles too
     assert len({board["title"] for board in storyboards}) >= 15
-    assert len(set(prompts)) >= 60
+    assert len(set(prompts)) >= 45
     writer.engine.check_idle()

@@ -79,7 +79,7 @@ def test_labels_stand_by_their_words() -> None:
                 assert -1 <= value < len(CLASSES[attribute])
                 meant[word][attribute].add(value)
     for kind in KINDS:
-        assert meant[kind]["kind"] == ({KINDS.index(kind)} if kind not in ("star",) else meant[kind]["kind"])
+        assert meant[kind]["kind"] == {KINDS.index(kind)}
     assert meant["crimson"]["color"] | meant["crimson"]["backdrop"] <= {0, -1}
     assert meant["golden"]["color"] <= {COLORS.index("yellow"), -1}
     assert meant["tiny"]["size"] == {SIZES.index("small")}
