@@ -26,16 +26,18 @@ def serve(data_dir: Path | None, console: Console) -> Iterator[str]:
     """
     folder = load_settings(data_dir=data_dir).data_dir
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    log_path = folder / "service.log"
+    log_path = folder / "serve.log"
     # -P: a folder named like one of our packages in the working directory must not shadow it
     command = [sys.executable, "-P", "-m", "media_server.cli", "up", "--port", "0", "--data", str(folder)]
-    with log_path.open("wb") as log:
+    # appended: another such command that runs on this folder goes on writing
+    with log_path.open("ab") as log:
+        log_start = log.tell()
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
         )
     try:
         with console.status("starting the service"):
-            address = _wait_until_ready(process, log_path)
+            address = _wait_until_ready(process, log_path, log_start)
         console.print(f"service at {address}, log in {log_path}", highlight=False)
         yield address
     finally:
@@ -43,13 +45,13 @@ def serve(data_dir: Path | None, console: Console) -> Iterator[str]:
             _stop(process)
 
 
-def _wait_until_ready(process: "subprocess.Popen[str]", log_path: Path) -> str:
+def _wait_until_ready(process: "subprocess.Popen[str]", log_path: Path, log_start: int) -> str:
     assert process.stdout is not None
     for line in process.stdout:
         if found := _READY.search(line):
             return found[1]
     process.wait()
-    lines = log_path.read_text(errors="replace").strip().splitlines()
+    lines = log_path.read_bytes()[log_start:].decode(errors="replace").strip().splitlines()
     last = lines[-1] if lines else "it said nothing"
     raise CommandFailed(f"the service did not start: {last.removeprefix('media-server: ')} (log: {log_path})")
 

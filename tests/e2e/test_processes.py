@@ -63,6 +63,14 @@ def test_a_second_service_on_the_same_folder_is_refused(service: Service) -> Non
     assert line == f"media-server: The data folder is in use by process {service.process.pid}."
 
 
+def test_a_command_that_brings_its_own_service_says_why_it_did_not_start(service: Service) -> None:
+    done = run_cli("make", "a red ball", "--serve", "--data", str(service.data_dir), timeout_s=60)
+    assert done.returncode == 1
+    said = done.stderr.strip().splitlines()[-1]
+    reason = f"The data folder is in use by process {service.process.pid}."
+    assert said.startswith(f"media-server: the service did not start: {reason}")
+
+
 def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
