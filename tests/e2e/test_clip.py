@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 SMALL: dict[str, Any] = {"seconds": "1", "size": "64x64"}
 FAST: dict[str, Any] = {"num_inference_steps": 4, "seed": 7}
 # long enough to be seen on its way
-SEEN: dict[str, Any] = {"num_inference_steps": 60, "seed": 7}
+SEEN: dict[str, Any] = {"num_inference_steps": 200, "seed": 7}
 
 
 def test_a_clip_by_the_openai_package_with_its_webhook(service: Service, hook: Hook) -> None:
