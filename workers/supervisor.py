@@ -62,8 +62,9 @@ def main(argv: Sequence[str]) -> int:
         db = open_database(settings.database, ring=partial(ring, make_celery(settings)))
         migrate(db)
         supervisor = Supervisor(settings, db, listener)
-        signal.signal(signal.SIGTERM, supervisor.request_stop)
-        signal.signal(signal.SIGINT, supervisor.request_stop)
+        # SIGHUP: the terminal that it was started in is closed
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, supervisor.request_stop)
         return supervisor.run()
 
 

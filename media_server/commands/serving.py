@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from rich.console import Console
 from media_server.commands.failure import CommandFailed
 from media_server.settings import load_settings
 
+# models are loaded, the embedded language model is converted once; a model that cannot be loaded is tried for ever
+START_S = 600.0
 # the supervisor drains and ends within 30 s
 STOP_S = 35.0
 _READY = re.compile(r"ready at (\S+)")
@@ -47,9 +50,14 @@ def serve(data_dir: Path | None, console: Console) -> Iterator[str]:
 
 def _wait_until_ready(process: "subprocess.Popen[str]", log_path: Path, log_start: int) -> str:
     assert process.stdout is not None
-    for line in process.stdout:
-        if found := _READY.search(line):
-            return found[1]
+    limit = threading.Timer(START_S, process.terminate)
+    limit.start()
+    try:
+        for line in process.stdout:
+            if found := _READY.search(line):
+                return found[1]
+    finally:
+        limit.cancel()
     process.wait()
     lines = log_path.read_bytes()[log_start:].decode(errors="replace").strip().splitlines()
     last = lines[-1] if lines else "it said nothing"
