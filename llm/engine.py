@@ -20,7 +20,7 @@ from llm.detokenize import Detokenizer
 from llm.errors import CheckpointError, RequestRefused
 from llm.grammar import GrammarCompiler
 from llm.kv_cache import KvCache
-from llm.model_runner import Chunk, ModelRunner, load_model
+from llm.model_runner import Chunk, ModelRunner, free_memory_bytes, load_model, plan_kv_tokens
 from llm.request import FinishReason, Output, Request, TokenLogprob
 from llm.sampling import Draw, allowed_tokens, mix, sample
 from llm.scheduler import Scheduled, Scheduler, SchedulerLimits
@@ -28,7 +28,8 @@ from llm.sequence import Sequence
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_KV_TOKENS = 16384
+# a CPU shares its memory with everything else, and is slow long before so many tokens
+MAX_CPU_KV_TOKENS = 16384
 
 
 @dataclass(frozen=True)
@@ -254,7 +255,7 @@ def load_engine(
     folder: Path,
     device: str,
     *,
-    kv_tokens: int = DEFAULT_KV_TOKENS,
+    kv_tokens: int | None = None,
     limits: SchedulerLimits | None = None,
 ) -> Engine:
     """Load a transformers folder as an engine.
@@ -262,13 +263,19 @@ def load_engine(
     Args:
         folder: config.json, safetensors, tokenizer.json.
         device: "cpu" or "cuda:N".
-        kv_tokens: places in the pool of keys and values, for all sequences together.
+        kv_tokens: places in the pool of keys and values, for all sequences together; None: what memory holds, on a
+            CPU at most MAX_CPU_KV_TOKENS.
 
     Raises:
         CheckpointError: files are missing or damaged.
         UnsupportedModel: the architecture would be computed wrongly.
     """
-    runner = ModelRunner(load_model(folder, device), KvCache(kv_tokens))
+    model = load_model(folder, device)
+    if kv_tokens is None:
+        kv_tokens = plan_kv_tokens(model, free_memory_bytes(device))
+        if device == "cpu":
+            kv_tokens = min(kv_tokens, MAX_CPU_KV_TOKENS)
+    runner = ModelRunner(model, KvCache(kv_tokens))
     eos_token_ids = _eos_token_ids(runner)
     try:
         text = (folder / "tokenizer.json").read_text()

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from llm.attention import NAME, Segment, StepBatch
 from llm.errors import CheckpointError, UnsupportedModel
-from llm.kv_cache import Interval, KvCache
+from llm.kv_cache import Interval, KvCache, kv_bytes_per_token
 
 # 2026-11, AMD EPYC (AVX2), one thread, SmolLM2-135M: fp32 prefills 9 times faster than bf16 (284 against 31 tokens/s)
 # and decodes 8 sequences 5 times faster (54 against 10); alone bf16 decodes 1.2 times faster (16 against 13).
@@ -19,6 +20,7 @@ GPU_DTYPE = torch.bfloat16
 # factors of these depend on the longest position in the batch, so an answer would depend on its neighbours
 _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
 _LAYER_KINDS = {"full_attention", "sliding_attention"}
+MAX_CONTEXTS = 32
 
 
 class Chunk(NamedTuple):
@@ -81,6 +83,26 @@ class ModelRunner:
             raise UnsupportedModel(f"{type(self.model).__name__}: its attention does not use the attention interface")
         if logits.shape != (1, self.vocab_size):
             raise UnsupportedModel(f"{type(self.model).__name__}: logits are {list(logits.shape)}, expected one row")
+
+
+def plan_kv_tokens(model: PreTrainedModel, memory_bytes: int) -> int:
+    """Say how many places a pool of `memory_bytes` has; at least one sequence of the model's whole context is aimed at.
+
+    More than MAX_CONTEXTS contexts are of no use to the number of sequences that run at once.
+    """
+    config: Any = model.config.get_text_config()
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    num_kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    place_bytes = kv_bytes_per_token(config.num_hidden_layers, num_kv_heads, head_dim, model.dtype)
+    return max(1, min(memory_bytes // place_bytes, MAX_CONTEXTS * int(config.max_position_embeddings)))
+
+
+def free_memory_bytes(device: str) -> int:
+    """Memory that a pool may take: most of a GPU's free memory, a quarter of the machine's."""
+    if device.startswith("cuda"):
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(0.8 * free)
+    return int(0.25 * psutil.virtual_memory().available)
 
 
 def load_model(folder: Path, device: str) -> PreTrainedModel:

@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import redis
 import torch
+import transformers
 from pydantic import TypeAdapter, ValidationError
 
 from llm.checkpoints.embedded import NAME as EMBEDDED_NAME
@@ -88,6 +89,8 @@ def main(argv: Sequence[str]) -> int:
             if entry.name != EMBEDDED_NAME:
                 raise ConfigurationError(f"The model {entry.name} needs a path: only {EMBEDDED_NAME} is embedded.")
             ensure_embedded(folder)
+        # its progress bars are for terminals
+        transformers.utils.logging.disable_progress_bar()
         engine = load_engine(folder, arguments.device)
     except (EngineError, ConfigurationError) as error:
         logger.error("%s cannot be served: %s", entry.name, error)

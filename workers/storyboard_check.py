@@ -29,7 +29,7 @@ from media_server.text.storyboard import Ask, Task, write_storyboard
 from media_server.text.templates import TextModel, compile_template
 from workers.text_card import text_card
 
-SECONDS, SHOTS = 8.0, 4
+SECONDS, SHOTS = 8.0, 3
 
 
 @dataclass(frozen=True)

@@ -253,7 +253,9 @@ def _choose_subjects(
     rest = random.Random(task.derive_seed("colors"))
     free = [color for color in slots["color"] if color not in {thing.color for thing in found}]
     rest.shuffle(free)
-    return [found[0], *(_colored(other, free) for other in found[1:2])]
+    # a second thing is shown beside the first, if the style has words for that
+    others = found[1:2] if slots.get("relation") else []
+    return [found[0], *(_colored(other, free) for other in others)]
 
 
 def _colored(thing: Subject, free: list[str]) -> Subject:
@@ -288,7 +290,7 @@ def _deal(task: Task, slots: Mapping[str, Sequence[str]], subjects: Sequence[Sub
     named_motions = _Deck(find_words(task.idea, slots["motion"], MOTION_WORDS), rng)
     motions, wide = _Deck(slots["motion"], rng), _Deck(pool, rng)
     cameras = _Deck(slots.get("camera", ()), rng)
-    other = subjects[1] if len(subjects) > 1 and slots.get("relation") else None
+    other = subjects[1] if len(subjects) > 1 else None
     hands = []
     for index in range(task.shots):
         # the second thing is met in the end
