@@ -96,13 +96,16 @@ class Checkpoint:
         return frames * (height // self.size_multiple) * (width // self.size_multiple)
 
 
-def load_checkpoint(path: Path | str, device: str = "cpu", hash_cache: Path | None = None) -> Checkpoint:
+def load_checkpoint(
+    path: Path | str, device: str = "cpu", hash_cache: Path | None = None, dtype: torch.dtype | None = None
+) -> Checkpoint:
     """Load a model for inference.
 
     Args:
         path: folder with `model_index.json`.
         device: "cpu" or "cuda:N".
         hash_cache: file that remembers the hashes of large files by size and time; None: hash them all.
+        dtype: of transformer and text encoder; None: fp32 on a CPU, bf16 on a GPU.
 
     Raises:
         CheckpointError: a file is missing, broken or of another kind; the message names it relative to the folder.
@@ -110,7 +113,7 @@ def load_checkpoint(path: Path | str, device: str = "cpu", hash_cache: Path | No
     folder = Path(path)
     index = _read_json(folder, "model_index.json")
     target = torch.device(device)
-    dtype = torch.float32 if target.type == "cpu" else torch.bfloat16
+    dtype = dtype or (torch.float32 if target.type == "cpu" else torch.bfloat16)
     scheduler_config = _read_json(folder, "scheduler/scheduler_config.json")
     scheduler = SCHEDULERS.get(str(scheduler_config.get("_class_name")))
     if scheduler is None:

@@ -98,7 +98,7 @@ def run(process: GpuProcess, out_dir: Path, job_id: str, **request: Any) -> None
     )
 
 
-def read_until(process: GpuProcess, *types: str, limit_s: float = 60.0) -> list[dict[str, Any]]:
+def read_until(process: GpuProcess, *types: str, limit_s: float = 240.0) -> list[dict[str, Any]]:
     """Read messages until one of these types; gives them all."""
     messages: list[dict[str, Any]] = []
     deadline = time.monotonic() + limit_s
@@ -145,7 +145,7 @@ def test_runs_one_after_the_other_and_a_cancelled_one_leaves_nothing(
     asked_at = time.monotonic()
     cancelled = read_until(process, "cancelled", "done")[-1]
     assert (cancelled["type"], cancelled["job_id"]) == ("cancelled", "video_2")
-    assert time.monotonic() - asked_at < 10
+    assert time.monotonic() - asked_at < 30
 
     # a cancel of another run is not this one's
     process.send("cancel", job_id="video_2", attempt=1)
@@ -224,11 +224,14 @@ def test_a_killed_parent_leaves_no_program_and_the_next_one_waits_for_the_device
     assert is_alive(orphan)
     second = GpuProcess(command(model, tmp_path), environment)
     try:
-        # it waits for the lock before it loads anything
-        assert second.receive(2.0) is None
+        # it waits for the lock before it loads anything that could touch the device
+        assert second.receive(4.0) is None
+        assert is_alive(second.pid)
+        if sys.platform == "linux":
+            assert "libtorch" not in Path(f"/proc/{second.pid}/maps").read_text()
         killed.send_signal(signal.SIGKILL)
         killed.wait()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while is_alive(orphan):
             assert time.monotonic() < deadline, "the program outlives its parent"
             time.sleep(0.05)

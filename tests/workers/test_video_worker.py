@@ -66,7 +66,7 @@ class House:
     """A worker with its program, its database and its files."""
 
     def __init__(self, folder: Path) -> None:
-        self.settings = Settings(data_dir=folder, lease_s=5.0, beat_s=0.5, cancel_grace_s=0.5)
+        self.settings = Settings(data_dir=folder, lease_s=20.0, beat_s=0.5, cancel_grace_s=3.0)
         self.db: Database = open_database(self.settings.database)
         migrate(self.db)
         self.context = PoolContext(
@@ -126,7 +126,7 @@ def meanwhile(work: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def wait_until(is_so: Callable[[], bool], limit_s: float = 10.0) -> None:
+def wait_until(is_so: Callable[[], bool], limit_s: float = 30.0) -> None:
     deadline = time.monotonic() + limit_s
     while not is_so():
         assert time.monotonic() < deadline, "it did not come"
@@ -188,7 +188,7 @@ def test_a_cancel_is_confirmed_when_the_program_has_stopped(house: House) -> Non
     working = meanwhile(lambda: void(house.work()))
     wait_until(lambda: house.job(job_id).progress > 0)
     store.request_cancel(house.db, job_id)
-    working.join(5)
+    working.join(30)
     assert house.job(job_id).status is Status.CANCELLED
     assert house.keys(job_id) == []
     # the same program goes on
@@ -204,9 +204,9 @@ def test_a_cancel_that_is_not_heard_ends_in_a_kill(house: House) -> None:
     wait_until(lambda: house.job(job_id).progress > 0)
     asked_at = time.monotonic()
     store.request_cancel(house.db, job_id)
-    working.join(8)
+    working.join(30)
     assert house.job(job_id).status is Status.CANCELLED
-    assert time.monotonic() - asked_at < 6
+    assert time.monotonic() - asked_at < 20
     next_id = house.submit("finish")
     house.work()
     assert house.job(next_id).status is Status.COMPLETED
@@ -233,7 +233,7 @@ def test_a_lost_lease_stops_the_work_and_removes_its_files_only(house: House) ->
     claims.end_leases(house.db, house.context.worker)
     other = claims.claim_next(house.db, "video", "another@test:2", 20.0)
     assert other is not None and other.attempt == 2
-    working.join(5)
+    working.join(30)
     assert not working.is_alive()
     assert house.keys(job_id) == [f"{job_id}/segments/1_000.mkv"]
     assert house.job(job_id).lease_owner == "another@test:2"
@@ -263,7 +263,7 @@ def test_drain_gives_back_what_takes_too_long_and_finishes_the_rest(house: House
     working = meanwhile(lambda: void(house.work()))
     wait_until(lambda: house.job(job_id).progress > 0)
     house.context.stopping.set()
-    working.join(5)
+    working.join(30)
     job = house.job(job_id)
     assert (job.status, job.uncounted) == (Status.QUEUED, 1)
     store.request_cancel(house.db, job_id)
