@@ -5,7 +5,7 @@ again after a death. Life of a claim: inputs and finished segments fetched -> ru
 steps -> files uploaded -> complete, fail, confirm_cancel or release.
 
 Invariants: one request at a time; a lease is beaten only while the program makes progress; a cancel goes by pipe, then
-after `cancel_grace_s` by kill, and is confirmed when the work has stopped, never before; an attempt that is not ours
+after `cancel_grace_s` (or two predicted steps) by kill, and is confirmed when the work has stopped, never before; an attempt that is not ours
 any more deletes its own files and leaves finished segments, which lie under `<job>/segments/`.
 """
 
@@ -45,6 +45,9 @@ NEWS_S = 0.5
 QUIET_S = 1.0
 # a job that needs longer than this at SIGTERM is given back; the pool worker leaves by force at 25 s
 DRAIN_S = 18.0
+DRAIN_GRACE_S = 4.0
+# a cancel is heard between two steps: the grace is at least this many of them, lest each cancel reloads a large model
+GRACE_STEPS = 2.0
 # how long without a sign of life before the program counts as hung: at least this, and this many times the card's cost
 HUNG_S = 120.0
 HUNG_TIMES = 20.0
@@ -258,6 +261,7 @@ class _Run:
         self.is_released = False
         # the program has done its part; what is left is ours
         self.is_made = False
+        self.grace_s = context.settings.cancel_grace_s
 
     def do(self) -> None:
         """Make the clip and publish it.
@@ -288,7 +292,9 @@ class _Run:
             resume=resume,
             out_dir=str(out_dir),
         )
-        self._publish(self._watch(self._patience_s(card)))
+        longest_s = self._longest_s(card)
+        self.grace_s = max(self.grace_s, GRACE_STEPS * longest_s)
+        self._publish(self._watch(max(HUNG_S, HUNG_TIMES * longest_s)))
 
     def close(self) -> None:
         """Leave no thread behind."""
@@ -382,7 +388,7 @@ class _Run:
         now = time.monotonic()
         if now - self.beaten_at >= (NEWS_S if self.has_news else min(QUIET_S, self.context.settings.beat_s)):
             self._beat()
-        grace_s = self.context.settings.cancel_grace_s
+        grace_s = DRAIN_GRACE_S if self.is_released else self.grace_s
         if self.cancel_sent_at is not None and now - self.cancel_sent_at > grace_s and self.program is not None:
             logger.warning("job %s: not cancelled within %.1f s; the program is killed", self.claim.job.id, grace_s)
             self.program.kill()
@@ -498,7 +504,7 @@ class _Run:
 
     def _abandon(self, program: GpuProcess) -> None:
         """Have the program stop a run that nobody wants, by kill if it takes too long."""
-        deadline = time.monotonic() + self.context.settings.cancel_grace_s
+        deadline = time.monotonic() + self.grace_s
         try:
             program.send("cancel", **self._about())
             while time.monotonic() < deadline:
@@ -518,17 +524,14 @@ class _Run:
     def _remove_segments(self) -> None:
         self.context.artifacts.delete_prefix(f"{self.claim.job.id}/segments")
 
-    def _patience_s(self, card: VideoCard) -> float:
-        """Give how long the program may be silent: generous by the longest piece of work between two reports."""
+    def _longest_s(self, card: VideoCard) -> float:
+        """Predict the longest piece of work between two reports: one step, or encoding the frames that are given."""
         params, cost = self.claim.job.params, card.cost
         frames = card.frames.fit(min(int(params["num_frames"]), card.frames.max))
-        tokens = ((frames - 1) // card.frames.temporal + 1) * (
-            params["width"] * params["height"] // card.size.multiple_of**2
-        )
-        step_s = tokens * cost.seconds_per_step_token
-        # encoding the frames that are given is one piece
-        pixels_s = frames * params["width"] * params["height"] * cost.seconds_per_frame_pixel
-        return float(max(HUNG_S, HUNG_TIMES * max(step_s, pixels_s, cost.seconds_fixed)))
+        pixels = int(params["width"]) * int(params["height"])
+        tokens = ((frames - 1) // card.frames.temporal + 1) * pixels // card.size.multiple_of**2
+        step_s, given_s = tokens * cost.seconds_per_step_token, frames * pixels * cost.seconds_per_frame_pixel
+        return max(step_s, given_s if params.get("inputs") else 0.0, cost.seconds_fixed)
 
 
 def _leave(reason: str) -> None:
