@@ -5,8 +5,8 @@ again after a death. Life of a claim: inputs and finished segments fetched -> ru
 steps -> files uploaded -> complete, fail, confirm_cancel or release.
 
 Invariants: one request at a time; a lease is beaten only while the program makes progress; a cancel goes by pipe, then
-after `cancel_grace_s` (or two predicted steps) by kill, and is confirmed when the work has stopped, never before; an attempt that is not ours
-any more deletes its own files and leaves finished segments, which lie under `<job>/segments/`.
+after `cancel_grace_s` (or two predicted steps) by kill, and is confirmed when the work has stopped, never before; an
+attempt that is not ours any more deletes its own files and leaves finished segments, which lie under `<job>/segments/`.
 """
 
 import argparse
