@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 import redis
 import torch
@@ -29,8 +29,7 @@ from llm.checkpoints.embedded import NAME as EMBEDDED_NAME
 from llm.checkpoints.embedded import ensure_embedded
 from llm.engine import Engine, load_engine
 from llm.errors import EngineError, RequestRefused
-from llm.request import FinishReason, Output, Request, SamplingParams
-from llm.request import Grammar as EngineGrammar
+from llm.request import FinishReason, Output
 from media_server.artifacts.store import open_artifacts
 from media_server.errors import ConfigurationError
 from media_server.jobs.database import Database, open_database
@@ -45,12 +44,11 @@ from media_server.text.messages import (
     Generate,
     Message,
     TextEvent,
-    TokenChoice,
-    TokenLogprob,
     Usage,
     engine_key,
     inbox_key,
 )
+from workers.engine_border import to_event, to_request
 from workers.engine_outbox import Outbox
 from workers.logging_setup import setup_logging
 from workers.text_card import publish_files, text_card
@@ -200,7 +198,7 @@ class EngineProcess:
             return
         self.outbox.open(message)
         try:
-            self.engine.add_request(_request(message))
+            self.engine.add_request(to_request(message))
         except RequestRefused as refused:
             self._end(message.id, Failure(code=refused.code, message=refused.message, param=refused.param))
             return
@@ -223,38 +221,17 @@ class EngineProcess:
         if request_id not in self.deadlines:
             # another answer of the same request has failed
             return
-        usage, is_last = None, False
-        if output.finish_reason is not None:
-            assert output.usage is not None
+        usage = None
+        if output.usage is not None:
             finished = self.usages[request_id]
             counts = output.usage
             finished.append(Usage(prompt_tokens=counts.prompt_tokens, completion_tokens=counts.completion_tokens))
-            is_last = len(finished) == self.outbox.num_answers(request_id)
-            if is_last:
-                usage = Usage(
-                    prompt_tokens=finished[0].prompt_tokens,
-                    completion_tokens=sum(part.completion_tokens for part in finished),
-                )
-        event = TextEvent(
-            index=output.index,
-            text=output.text,
-            token_ids=list(output.token_ids),
-            logprobs=[self._logprob(item.token_id, item.logprob, item.top) for item in output.logprobs] or None,
-            finish_reason=_finish_reason(output.finish_reason),
-            usage=usage,
-            is_last=is_last,
-        )
-        self.outbox.add(request_id, event)
-        if is_last:
+            if len(finished) == self.outbox.num_answers(request_id):
+                written = sum(part.completion_tokens for part in finished)
+                usage = Usage(prompt_tokens=finished[0].prompt_tokens, completion_tokens=written)
+        self.outbox.add(request_id, to_event(output, self.engine.tokenizer, usage))
+        if usage is not None:
             self._forget(request_id)
-
-    def _logprob(self, token_id: int, logprob: float, top: Sequence[tuple[int, float]]) -> TokenLogprob:
-        chosen = self._choice(token_id, logprob)
-        return TokenLogprob(**chosen.model_dump(), top_logprobs=[self._choice(*other) for other in top])
-
-    def _choice(self, token_id: int, logprob: float) -> TokenChoice:
-        data = self.engine.tokenizer.decode_bytes([token_id])
-        return TokenChoice(token=data.decode("utf-8", "replace"), logprob=logprob, bytes=list(data))
 
     def _end(self, request_id: str, failure: Failure) -> None:
         self.outbox.add(request_id, TextEvent(error=failure, is_last=True))
@@ -335,29 +312,3 @@ class EngineProcess:
             waiting=self.engine.num_waiting + self.inbox.qsize(),
             is_draining=self.stopping.is_set(),
         )
-
-
-def _request(message: Generate) -> Request:
-    """Translate a message into the engine's request."""
-    sampling = message.sampling.model_dump()
-    grammar = message.grammar
-    return Request(
-        id=message.id,
-        prompt_token_ids=tuple(message.prompt_token_ids),
-        sampling=SamplingParams(
-            **{**sampling, "stop": tuple(sampling["stop"]), "stop_token_ids": tuple(sampling["stop_token_ids"])}
-        ),
-        grammar=None if grammar is None else EngineGrammar(grammar.type, grammar.value),
-        priority=-message.priority,
-    )
-
-
-def _finish_reason(reason: FinishReason | None) -> Literal["stop", "length"] | None:
-    match reason:
-        case None:
-            return None
-        case FinishReason.STOP:
-            return "stop"
-        case FinishReason.LENGTH:
-            return "length"
-    raise AssertionError(f"{reason} is not an end that a reader sees")

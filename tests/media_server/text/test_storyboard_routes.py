@@ -156,6 +156,7 @@ def test_without_an_engine_the_job_is_tried_again_then_fails(
     service: TextService, context: PoolContext, handler: Handler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storyboard_worker, "ENGINE_WAIT_S", 0.1)
+    monkeypatch.setattr("media_server.jobs.claims._RETRY_WAIT_S", {})
     service.engine.redis.delete(engine_key("engine-0"))
     try:
         created = create(service)
