@@ -64,13 +64,15 @@ class Movement:
 def components(solid: Tensor) -> Tensor:
     """Label the connected regions of masks [F, h, w] bool: [F, h, w] int64, 0 outside, equal within a region."""
     height, width = solid.shape[1:]
-    seeds = torch.arange(1, height * width + 1, device=solid.device, dtype=torch.float32).view(1, height, width)
+    seeds = torch.arange(1, height * width + 1, device=solid.device).view(1, height, width)
     labels = seeds * solid
     while True:
-        spread = F.max_pool2d(labels[:, None], 3, 1, 1)[:, 0] * solid
-        if torch.equal(spread, labels):
-            return labels.long()
-        labels = spread
+        spread = F.max_pool2d(labels[:, None].float(), 3, 1, 1)[:, 0].long() * solid
+        # jump to what the named pixel is called by now: the number of rounds falls to its logarithm
+        named = F.pad(spread.flatten(1), (1, 0)).gather(1, spread.flatten(1)).view_as(spread)
+        if torch.equal(named, labels):
+            return labels
+        labels = named
 
 
 def find_tracks(found: Tensor) -> tuple[int, list[Track]]:
@@ -109,9 +111,10 @@ def find_camera(frames: Tensor, found: Tensor, fps: int = 16) -> CameraMove:
     count = len(frames)
     still = CameraMove("none", torch.zeros(count), torch.ones(count))
     times = torch.arange(count) / fps
-    detail = frames - F.avg_pool2d(frames, 9, 1, 4, count_include_pad=False)
+    chosen = torch.tensor([0, count - 1, (3 * count) // 4, count // 2])
+    detail = frames[chosen] - F.avg_pool2d(frames[chosen], 9, 1, 4, count_include_pad=False)
     # as far from the things as their outlines reach into the averages
-    behind = 1 - F.max_pool2d((found > 0.2).float()[:, None], 13, 1, 6)
+    behind = 1 - F.max_pool2d((found[chosen] > 0.2).float()[:, None], 13, 1, 6)
     if count < 5 or float((detail * behind).square().mean()) < 1e-5:
         return still
     names, tries = ["none"], [(torch.zeros(count), torch.ones(count))]
@@ -121,8 +124,7 @@ def find_camera(frames: Tensor, found: Tensor, fps: int = 16) -> CameraMove:
             names.append(name)
             tries.append((pan * strength, scale**strength))
     pans, scales = torch.stack([p for p, _ in tries]), torch.stack([s for _, s in tries])
-    later = torch.tensor([count - 1, (3 * count) // 4, count // 2])
-    error = _warp_errors(detail, behind, pans[:, later], scales[:, later], later)
+    error = _warp_errors(detail, behind, pans[:, chosen], scales[:, chosen])
     best = int(error.argmin())
     moved = abs(float(pans[best, -1])) >= LEAST_PAN or abs(math.log(float(scales[best, -1]))) >= LEAST_ZOOM
     if not moved or float(error[best]) > CAMERA_GAIN * float(error[0]):
@@ -200,13 +202,13 @@ def _track(found: Tensor, masks: dict[int, Tensor]) -> Track:
     return Track(soft, centre[nearest], total[nearest] / (height * width), seen)
 
 
-def _warp_errors(detail: Tensor, behind: Tensor, pans: Tensor, scales: Tensor, later: Tensor) -> Tensor:
-    """Compare later frames, moved back by each of n tries [n, K], with the first: 0 alike .. about 1 unrelated, [n]."""
+def _warp_errors(detail: Tensor, behind: Tensor, pans: Tensor, scales: Tensor) -> Tensor:
+    """Compare later ones of K frames, moved back by n tries [n, K], with the first: 0 alike .. 1 unrelated, [n]."""
     tries = len(pans)
     errors = torch.zeros(tries)
     first, first_behind = detail[:1], behind[:1]
-    for k, frame in enumerate(later.tolist()):
-        scale, pan = scales[:, k], pans[:, k]
+    for frame in range(1, len(detail)):
+        scale, pan = scales[:, frame], pans[:, frame]
         zero = torch.zeros(tries)
         # frame coordinates run from -1 to 1, hence twice the pan
         rows = torch.stack([scale, zero, -2 * pan * scale, zero, scale, zero], dim=1).view(-1, 2, 3)
@@ -216,7 +218,7 @@ def _warp_errors(detail: Tensor, behind: Tensor, pans: Tensor, scales: Tensor, l
         weight = (visible > 0.99) * first_behind
         energy = (weight * (moved.square() + first.square())).sum((1, 2, 3))
         errors += (weight * (moved - first).square()).sum((1, 2, 3)) / energy.clamp_min(1e-6)
-    return errors / len(later)
+    return errors / (len(detail) - 1)
 
 
 def _median3(values: Tensor) -> Tensor:
