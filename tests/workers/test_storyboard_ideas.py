@@ -8,22 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from llm.checkpoints.embedded import NAME, ensure_embedded
 from media_server.settings import Settings
+from tests.llm.embedded import embedded_model
 from tests.media_server.text.conftest import VIDEO_CARD
 from video.tiny.captions import WORDS, split
 from workers.storyboard_check import judge, load_writer, read_ideas, write_all
 
+__all__ = ["embedded_model"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="session")
-def embedded_model(pytestconfig: pytest.Config) -> Path:
-    """The embedded model's folder, converted once and kept between runs."""
-    assert pytestconfig.cache is not None
-    folder = pytestconfig.cache.mkdir("models") / NAME
-    ensure_embedded(folder)
-    return folder
 
 
 def test_twenty_ideas_become_storyboards(embedded_model: Path, tmp_path: Path) -> None:
