@@ -1,23 +1,29 @@
 """Makes a checkpoint in diffusers' layout of a run: `python -m video.tiny.convert runs/tiny assets/tiny_wan`."""
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from video.tiny.model import FLOW_SHIFT, build_autoencoder, build_text_encoder, build_transformer, save_checkpoint
+from video.tiny import train_small
+from video.tiny.card import SMALL, WHOLE, make_card
+from video.tiny.model import build_autoencoder, build_text_encoder, build_transformer, save_checkpoint
 from video.tiny.runs import load_weights
 from video.tiny.tokenizer import build_tokenizer
 
 
-def convert(run: Path, directory: Path, *, flow_shift: float = FLOW_SHIFT, dtype: torch.dtype = torch.bfloat16) -> int:
+def convert(
+    run: Path, directory: Path, *, is_small: bool = False, revision: str = "0", dtype: torch.dtype = torch.bfloat16
+) -> int:
     """Write the parts of a run as one checkpoint for `WanPipeline` and `WanImageToVideoPipeline`.
 
     Args:
         run: folder with `vae-*`, `text-*` and `transformer-*` safetensors.
         directory: folder to fill.
-        flow_shift: the scheduler's.
+        is_small: the run is one of `video.tiny.train_small`.
+        revision: names the weights for a person.
         dtype: of the weights written.
 
     Returns:
@@ -26,8 +32,10 @@ def convert(run: Path, directory: Path, *, flow_shift: float = FLOW_SHIFT, dtype
     Raises:
         FileNotFoundError: if a part is missing.
     """
+    scope = SMALL if is_small else WHOLE
     weights, about = load_weights(run, "vae")
-    vae = build_autoencoder(latents_mean=about["latents_mean"], latents_std=about["latents_std"])
+    statistics = {"latents_mean": about["latents_mean"], "latents_std": about["latents_std"]}
+    vae = build_autoencoder(**(train_small.AUTOENCODER if is_small else {}), **statistics)
     vae.load_state_dict(weights)
     weights, about = load_weights(run, "text")
     tokenizer = build_tokenizer(about["words"])
@@ -35,7 +43,7 @@ def convert(run: Path, directory: Path, *, flow_shift: float = FLOW_SHIFT, dtype
     text_encoder.load_state_dict(weights)
     weights, _ = load_weights(run, "transformer")
     num_layers = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("blocks."))
-    transformer: Any = build_transformer(num_layers=num_layers)
+    transformer: Any = build_transformer(**({"num_layers": num_layers} | (train_small.TRANSFORMER if is_small else {})))
     transformer.load_state_dict(weights)
     save_checkpoint(
         directory,
@@ -43,9 +51,10 @@ def convert(run: Path, directory: Path, *, flow_shift: float = FLOW_SHIFT, dtype
         text_encoder=text_encoder,
         tokenizer=tokenizer,
         transformer=transformer,
-        flow_shift=flow_shift,
+        flow_shift=scope.flow_shift,
         dtype=dtype,
     )
+    (directory / "card.json").write_text(json.dumps(make_card(scope, revision), indent=2) + "\n")
     return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
 
 
@@ -54,9 +63,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--flow-shift", type=float, default=FLOW_SHIFT)
+    parser.add_argument("--small", action="store_true", help="the run is one of video.tiny.train_small")
+    parser.add_argument("--revision", default="0", help="names the weights for a person")
     args = parser.parse_args()
-    size_bytes = convert(args.run, args.directory, flow_shift=args.flow_shift)
+    size_bytes = convert(args.run, args.directory, is_small=args.small, revision=args.revision)
     print(f"{args.directory}: {size_bytes / 1e6:.1f} MB")
 
 
