@@ -51,7 +51,7 @@ def train(steps: int, batch: int, device: str, seed: int = 0, threads: int = 1) 
         scenes = [sample_scene(first + i, SPLITS[i % 2]) for i in range(batch)]
         losses = _losses(scorer, scenes, step, device, damage_generator, grain_generator)
         optimizer.zero_grad(set_to_none=True)
-        torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
+        torch.stack(list(losses.values())).sum().backward()
         optimizer.step()
         schedule.step()
         if step % 50 == 0 or step == steps - 1:

@@ -1,6 +1,7 @@
 """The scorer: right on drawn ground truth, at chance on other captions' clips, honest about what it cannot read."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -41,7 +42,7 @@ from video.tiny.world import compose, held_out_pairs, sample_scene
 PROMPTS = assets() / "prompts.jsonl"
 
 
-def share(found: list[tuple[str, dict[str, bool]]], name: str) -> float:
+def share(found: Sequence[tuple[str, Mapping[str, bool]]], name: str) -> float:
     return sum(right[name] for _, right in found) / len(found)
 
 
@@ -60,7 +61,7 @@ def test_drawn_clips_are_read_right_and_other_captions_are_not() -> None:
 
 
 def test_motion_is_measured_from_true_masks() -> None:
-    wrong = []
+    wrong: list[str | list[str]] = []
     for seed in range(24):
         scene = sample_scene(3_500_000_000 + seed, "train")
         clip, (cover, _) = draw([scene], 25, 96, 160)[0], covers([scene], 25, 96, 160)

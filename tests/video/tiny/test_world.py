@@ -144,7 +144,7 @@ def test_two_things_stand_as_the_relation_says_and_never_touch() -> None:
 )
 def test_unknown_words_of_things_are_refused(field: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"{field}: must be one of .* got '{value}'"):
-        replace(Thing("ball", "red", "small", "still"), **{field: value})
+        Thing(**{"kind": "ball", "color": "red", "size": "small", "motion": "still", field: value})  # type: ignore[arg-type]
 
 
 def test_malformed_scenes_are_refused() -> None:
