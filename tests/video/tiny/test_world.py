@@ -1,7 +1,6 @@
 """Scenes: a function of their seed, held-out pairs kept apart, things that stand out and stay in sight."""
 
 import random
-from dataclasses import replace
 
 import pytest
 import torch
