@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from video.tiny.captions import EXAMPLES, STYLE
-from video.tiny.vocabulary import CAMERAS, COLORS, KINDS, MOTIONS, PLAINS, RELATIONS, SCENES, SIZES
+from video.tiny.vocabulary import CAMERAS, COLORS, HIDDEN_ON, KINDS, MOTIONS, PLAINS, RELATIONS, SCENES, SIZES
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,8 @@ def make_card(scope: Scope, revision: str) -> dict[str, Any]:
             "text": STYLE,
             "examples": [example for example in EXAMPLES if _is_within(example, scope)],
             "slots": {slot: list(words) for slot, words in slots.items() if words},
+            # colours that cannot be told from a backdrop, by backdrop
+            "hidden_on": {backdrop: list(colors) for backdrop, colors in HIDDEN_ON.items()},
         },
     }
 
