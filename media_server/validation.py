@@ -1,6 +1,6 @@
-"""Reads a request's fields into a pydantic model, with our error where pydantic has its own."""
+"""Reads a request's fields into a pydantic model, with our error where pydantic has its own; and refuses values."""
 
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -24,6 +24,11 @@ def parse_request(model: type[Model], values: dict[str, Any]) -> Model:
         value = None if first["type"] == "missing" else _short(first["input"])
         got = "" if value is None else f", got {value!r}"
         raise InvalidRequest(f"{param or 'body'}: {rule}{got}.", param=param, rule=rule, value=value) from error
+
+
+def refuse(param: str, rule: str, value: object) -> NoReturn:
+    """Raise InvalidRequest that names the field, the rule and the value."""
+    raise InvalidRequest(f"{param}: {rule}, got {value!r}.", param=param, rule=rule, value=value)
 
 
 def _short(value: Any) -> Any:

@@ -154,6 +154,18 @@ def test_lengths_of_a_chained_clip(card: VideoCard, values: dict[str, Any], num_
         ({"extend": {"segments": 2}, "num_frames": 200}, "extend.segments", "200 frames need at least 4 segments", 2),
         ({"extend": {"segments": 9}, "num_frames": 8}, "extend.segments", "at most one segment a frame, of 8", 9),
         ({"extend": {"overlap_frames": 5}}, "extend.overlap_frames", "tiny-wan continues from one frame", 5),
+        (
+            {"extend": {"anchor": True}},
+            "extend.anchor",
+            "is not offered: segments continue from the frames before them alone",
+            True,
+        ),
+        (
+            {"inputs": {"first_frame": "k"}, "num_frames": 1},
+            "num_frames",
+            "must leave something to make beside the frames that are given",
+            1,
+        ),
         ({"extend": {"on_drift": "retry"}}, "extend.on_drift", "tiny-wan offers report", "retry"),
         ({"extend": {"segments": 2, "prompts": ["a"]}}, "extend.prompts", "one for each of the 2 segments", 1),
         ({"extend": {"segments": 2, "prompts": ["a", ""]}}, "extend.prompts.1", "must not be empty", ""),
@@ -184,6 +196,33 @@ def test_an_image_condition_the_model_lacks_names_the_field_of_the_api(card: Vid
         _validate(text_only, num_frames=58)
 
 
+def test_a_model_without_text_needs_a_first_frame(card: VideoCard) -> None:
+    image_only = card.model_copy(update={"conditions": ["first_frame", "last_frame"], "layout": "wan-i2v"})
+    for inputs in ({}, {"last_frame": "k"}):
+        with pytest.raises(InvalidRequest, match="tiny-wan makes no clip from text alone") as refused:
+            _validate(image_only, inputs=inputs)
+        assert refused.value.param == "input_reference"
+    assert _validate(image_only, inputs={"first_frame": "k"}).num_frames == 32
+
+
+def test_given_frames_leave_something_to_make(card: VideoCard) -> None:
+    both = card.model_copy(update={"conditions": ["text", "first_frame", "last_frame"]})
+    inputs = {"first_frame": "k", "last_frame": "k"}
+    # 5 frames are two latent frames, which both images fill; 6 are made as 9, three latent frames
+    with pytest.raises(InvalidRequest) as refused:
+        _validate(both, inputs=inputs, num_frames=5)
+    assert (refused.value.param, refused.value.value) == ("num_frames", 5)
+    assert _validate(both, inputs=inputs, num_frames=6).num_frames == 6
+    # a chain ends in the last frame, behind the frame that its last segment takes over: 5 + 3 + 3 frames
+    with pytest.raises(InvalidRequest, match="must leave something to make"):
+        _validate(both, inputs=inputs, num_frames=11, extend={"segments": 3})
+    # the layout that holds its last frame in the last place cannot be trimmed behind it
+    channels = both.model_copy(update={"layout": "wan-i2v"})
+    with pytest.raises(InvalidRequest, match="ends in a given frame; 33 frames can be made, got 32"):
+        _validate(channels, inputs=inputs, num_frames=32)
+    assert _validate(channels, inputs=inputs, num_frames=33).num_frames == 33
+
+
 def test_two_experts_take_two_scales(card: VideoCard) -> None:
     defaults = card.defaults.model_copy(update={"guidance_scale_2": 3.0})
     two = card.model_copy(update={"defaults": defaults})
@@ -200,6 +239,8 @@ def test_cost_follows_shape_and_steps(card: VideoCard) -> None:
     two = estimate_cost(card, _validate(card, num_frames=89))
     assert two.seconds == pytest.approx(0.5 + 2 * (8 * 720 * 0.001 + 45 * 160 * 96 * 1e-7))
     assert two.peak_memory_bytes == 1000 + 720 * 10
+    # segments of 46 and 45 frames as generated, which are made as 49 and 45: the larger one sets the peak
+    assert estimate_cost(card, _validate(card, num_frames=90)).peak_memory_bytes == 1000 + 13 * 60 * 10
 
 
 def test_a_refused_value_is_not_repeated_at_length() -> None:
