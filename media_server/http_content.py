@@ -23,6 +23,7 @@ CONTENT_RESPONSES: dict[int | str, dict[str, Any]] = {
             "video/mp4": {"schema": {"type": "string", "contentMediaType": "video/mp4"}},
             "image/jpeg": {"schema": {"type": "string", "contentMediaType": "image/jpeg"}},
             "image/png": {"schema": {"type": "string", "contentMediaType": "image/png"}},
+            "text/vtt": {"schema": {"type": "string"}},
             "application/json": {"schema": {"type": "object"}},
             "application/zip": {"schema": {"type": "string", "contentMediaType": "application/zip"}},
         },

@@ -56,9 +56,8 @@ def video_object(db: Database, job: Job) -> objects.Video:
     """Describe a clip."""
     params = job.params
     is_made = job.status is Status.COMPLETED
-    # an extension's file begins with the clip that it continues
+    num_frames = _num_frames(job)
     source = params.get("source") or {}
-    num_frames = params["num_frames"] + source.get("num_frames", 0)
     return objects.Video(
         id=job.id,
         object="video",
@@ -176,6 +175,16 @@ def poll_after_ms(status: Status, eta_s: float | None) -> str:
     if status.is_terminal:
         return "1000"
     return str(min(2000, max(250, int((eta_s if eta_s is not None else 5.0) * 100))))
+
+
+def _num_frames(clip: Job) -> int:
+    """Count the frames of a clip's file: as it was written, or as it will be."""
+    written = (clip.result or {}).get("file")
+    if isinstance(written, dict) and "num_frames" in written:
+        # a chain that its drift policy has stopped is shorter than what was asked for
+        return int(written["num_frames"])
+    # an extension's file begins with the clip that it continues
+    return int(clip.params["num_frames"]) + int((clip.params.get("source") or {}).get("num_frames", 0))
 
 
 def _storyboard(film: Job, children: list[Job]) -> dict[str, Any] | None:

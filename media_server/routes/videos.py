@@ -109,8 +109,11 @@ async def video_content(
     owner: Owner,
     video_id: VideoId,
     variant: Annotated[
-        Literal["video", "thumbnail", "spritesheet", "last_frame", "manifest", "frames"],
-        Query(description="`manifest` makes the same clip again; `frames` is the image sequence, if it was asked for."),
+        Literal["video", "thumbnail", "spritesheet", "spritesheet_vtt", "last_frame", "manifest", "frames"],
+        Query(
+            description="`spritesheet_vtt` is the WebVTT index of the spritesheet; `manifest` makes the same clip "
+            "again; `frames` is the image sequence, if it was asked for."
+        ),
     ] = "video",
     download: Annotated[bool, Query(description="Ask browsers to save the file.")] = False,
 ) -> Response:
@@ -118,6 +121,19 @@ async def video_content(
     db: Database = request.app.state.db
     job = await run_in_threadpool(owned_video, db, video_id, owner)
     return await send_artifact(request, job, variant, is_download=download)
+
+
+@router.head("/{video_id}/spritesheet.jpg", include_in_schema=False)
+@router.get(
+    "/{video_id}/spritesheet.jpg",
+    summary="Download a clip's spritesheet",
+    response_class=Response,
+    responses={**CONTENT_RESPONSES, **errors(404, 409, 412, 416)},
+)
+async def video_spritesheet(request: Request, owner: Owner, video_id: VideoId) -> Response:
+    """Send the spritesheet from where its WebVTT index, which stands beside it, looks for it."""
+    job = await run_in_threadpool(owned_video, request.app.state.db, video_id, owner)
+    return await send_artifact(request, job, "spritesheet", is_download=False)
 
 
 @router.post(

@@ -80,6 +80,7 @@ class ScriptedWorker:
     name: str = "scripted@test:1"
     beats: int = 3
     failures: list[str] = field(default_factory=list)
+    report: dict[str, Any] = field(default_factory=lambda: {"drift": {"verdict": "none"}})
 
     def claim(self, pool: str) -> Claim | None:
         return claims.claim_next(self.db, pool, self.name, 20.0)
@@ -126,17 +127,18 @@ class ScriptedWorker:
             "video.mp4": video,
             "thumbnail.jpg": picture,
             "spritesheet.jpg": picture,
+            "spritesheet.vtt": ("text/vtt", b"WEBVTT\n\n00:00.000 --> 00:02.000\nspritesheet.jpg#xywh=0,0,16,9\n"),
             "last_frame.png": ("image/png", _picture("PNG", (160, 96))),
             "manifest.json": ("application/json", json.dumps({"v": 1, "seed": job.params["seed"]}).encode()),
         }
-        return self._store(claim, files, {"drift": {"verdict": "none"}})
+        return self._store(claim, files, self.report)
 
     def _store(self, claim: Claim, files: dict[str, tuple[str, bytes]], result: dict[str, Any]) -> Result:
         records = []
         for filename, (content_type, content) in files.items():
             stored = self.artifacts.put_bytes(f"{claim.job.id}/{claim.attempt}/{filename}", content, content_type)
-            stem = filename.partition(".")[0]
-            records.append(stored.record("video" if stem == "film" else stem))
+            name = {"film.mp4": "video", "spritesheet.vtt": "spritesheet_vtt"}.get(filename, filename.partition(".")[0])
+            records.append(stored.record(name))
         return Result(artifacts=records, result=result, gpu_seconds=0.5, peak_memory_bytes=1 << 20)
 
     @staticmethod

@@ -63,7 +63,7 @@ def test_extra_body_and_an_upload(client: openai.OpenAI, working: Any) -> None:
         extra_body={
             "num_frames": 17,
             "seed": 5,
-            "extend": {"anchor": True},
+            "extend": {"anchor": False},
             "output": {"crf": 20},
             "metadata": {"k": "v"},
         },

@@ -4,6 +4,7 @@ import io
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import hypothesis.strategies as st
 import pytest
@@ -57,6 +58,26 @@ def test_the_life_of_a_clip(service: Any) -> None:
     assert service.http.get(done["content_url"]).content == service.worker.clip
 
 
+def test_a_clip_says_how_long_its_file_is(service: Any) -> None:
+    # a chain of 120 frames that its drift policy stopped
+    service.worker.report = {"file": {"num_frames": 45}}
+    video = service.completed_video(num_frames=120)
+    assert (video["num_frames"], video["seconds"]) == (45, "2.8125")
+    assert video["parameters"]["extend"]["segments"] == 3
+
+
+def test_the_index_of_a_spritesheet_finds_it(service: Any) -> None:
+    video = service.completed_video()
+    url = f"/v1/videos/{video['id']}/content?variant=spritesheet_vtt"
+    index = service.http.get(url)
+    assert index.headers["content-type"].startswith("text/vtt")
+    picture = index.text.splitlines()[-1].partition("#")[0]
+    found = service.http.get(urljoin(url, picture))
+    assert (found.status_code, found.headers["content-type"]) == (200, "image/jpeg")
+    assert found.content == service.worker.picture
+    assert service.http.head(f"/v1/videos/{video['id']}/spritesheet.jpg").status_code == 200
+
+
 def test_a_failed_clip_is_answered_with_200_and_its_error(service: Any) -> None:
     service.worker.failures = ["the GPU has no room"]
     video = service.http.post("/v1/videos", json={"prompt": "a red ball"}).json()
@@ -77,7 +98,7 @@ def test_bracket_form_of_the_sdk(service: Any) -> None:
         "seconds": "1",
         "num_inference_steps": "4",
         "extend[segments]": "1",
-        "extend[anchor]": "true",
+        "extend[anchor]": "false",
         "attention[mode]": "dense",
         "output[crf]": "20",
         "metadata[project]": "demo",
@@ -92,6 +113,9 @@ def test_bracket_form_of_the_sdk(service: Any) -> None:
     assert video["parameters"]["output"]["crf"] == 20
     job = service.http.get(f"/v1/jobs/{video['id']}").json()
     assert job["priority"] == 3
+    form["extend[anchor]"] = "true"
+    refused = service.http.post("/v1/videos", files={name: (None, value) for name, value in form.items()})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "extend.anchor")
     as_text = service.http.post("/v1/videos", data={"prompt": "a", "metadata": '{"k": "v"}', "output": '{"crf": 30}'})
     assert (as_text.json()["metadata"], as_text.json()["parameters"]["output"]["crf"]) == ({"k": "v"}, 30)
 
