@@ -353,6 +353,7 @@ def test_seeds_are_those_of_sha256() -> None:
         ({"idea": "a", "seconds": 0}, "seconds", "greater than 0"),
         ({"idea": "a", "seconds": 601}, "seconds", "less than or equal to 600"),
         ({"idea": "a", "seconds": 1, "shots": 17}, "seconds", "at least one frame a shot at 16 fps"),
+        ({"idea": "a", "seconds": 181, "shots": 3}, "seconds", "at most 60 s a shot"),
         ({"idea": "a", "size": "161x96"}, "size", "multiple of 16"),
         ({"idea": "a", "num_inference_steps": 51}, "num_inference_steps", "at most 50"),
         ({"idea": "a", "fps": 61}, "fps", "from 1 to 60"),
@@ -368,4 +369,12 @@ def test_bad_films_are_refused_and_nothing_is_written(
         submit_film(db, parse_film_request(values), card)
     assert refused.value.param == param
     assert rule in (refused.value.rule or "")
+    assert store.list_jobs(db).data == []
+
+
+def test_a_model_that_needs_a_first_frame_makes_no_film(db: Database, card: VideoCard) -> None:
+    image_only = card.model_copy(update={"conditions": ["first_frame"]})
+    with pytest.raises(InvalidRequest) as refused:
+        submit_film(db, FilmRequest(idea="a red cube"), image_only)
+    assert (refused.value.param, refused.value.value) == ("model", "tiny-wan")
     assert store.list_jobs(db).data == []
