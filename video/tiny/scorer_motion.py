@@ -21,9 +21,11 @@ FARTHEST_STEP = 0.25  # of the frame between two frames: farther is another thin
 LEAST_SHIFT, LEAST_GROWTH = 0.10, 0.11
 LEAST_BOUNCE = 0.14  # of the height, gone up and down beyond the net way
 LEAST_TURN_DEG = 6.0  # in two frames at 16 frames a second
-LEAST_CHANGE = 0.08  # of a thing's look around its middle must turn with it
+# A turning thing swings around its middle by up to this much, and looks larger or smaller for it.
+MOST_SWING, MOST_SWING_GROWTH = 0.20, 0.25
+LEAST_CHANGE = 0.04  # of a thing's look around its middle must turn with it
 LEAST_PAN, LEAST_ZOOM = 0.07, 0.11
-CAMERA_GAIN = 0.75  # a moving camera must explain the frames this much better than a fixed one
+CAMERA_GAIN = 0.85  # a moving camera must explain the frames this much better than a fixed one
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,9 @@ def components(solid: Tensor) -> Tensor:
 
 def find_tracks(found: Tensor) -> tuple[int, list[Track]]:
     """Follow the things of masks [F, h, w] 0..1: how many a typical frame shows, and a track of each."""
-    labels = components(found > 0.5)
+    solid = found > 0.5
+    # parts a pixel or two apart, such as a hull and its sails, are one thing
+    labels = components(F.max_pool2d(solid[:, None].float(), 3, 1, 1)[:, 0] > 0) * solid
     regions = [_regions(labels[f], found[f]) for f in range(len(found))]
     counts = sorted(len(r) for r in regions)
     count = counts[len(counts) // 2]
@@ -112,15 +116,17 @@ def find_camera(frames: Tensor, found: Tensor, fps: int = 16) -> CameraMove:
     still = CameraMove("none", torch.zeros(count), torch.ones(count))
     times = torch.arange(count) / fps
     chosen = torch.tensor([0, count - 1, (3 * count) // 4, count // 2])
-    detail = frames[chosen] - F.avg_pool2d(frames[chosen], 9, 1, 4, count_include_pad=False)
+    # without grain and without light: what remains are the outlines of what lies behind
+    smooth = F.avg_pool2d(frames[chosen], 3, 1, 1, count_include_pad=False)
+    detail = smooth - F.avg_pool2d(smooth, 9, 1, 4, count_include_pad=False)
     # as far from the things as their outlines reach into the averages
     behind = 1 - F.max_pool2d((found[chosen] > 0.2).float()[:, None], 13, 1, 6)
-    if count < 5 or float((detail * behind).square().mean()) < 1e-5:
+    if count < 5 or float((detail * behind).square().mean()) < 2e-6:
         return still
     names, tries = ["none"], [(torch.zeros(count), torch.ones(count))]
     for name in ("pan left", "pan right", "zoom in", "zoom out"):
         pan, scale = (path[0] for path in camera_path([name], times))
-        for strength in torch.linspace(0.3, 1.5, 13):
+        for strength in torch.linspace(0.4, 1.3, 10):
             names.append(name)
             tries.append((pan * strength, scale**strength))
     pans, scales = torch.stack([p for p, _ in tries]), torch.stack([s for _, s in tries])
@@ -142,7 +148,10 @@ def find_movement(track: Track, frames: Tensor, camera: CameraMove) -> Movement:
     bounce = _zigzag(y.tolist(), 0.03) - abs(float(y[-1] - y[0]))
     turn = _turn(track, frames)
     shift = max(abs(shift_x), abs(shift_y))
-    if bounce > LEAST_BOUNCE:
+    is_turning = abs(turn) >= LEAST_TURN_DEG
+    if is_turning and max(shift, bounce) < MOST_SWING and abs(growth) < MOST_SWING_GROWTH:
+        motion = "spinning"
+    elif bounce > LEAST_BOUNCE:
         motion = "bouncing"
     elif max(shift / LEAST_SHIFT, abs(growth) / LEAST_GROWTH) > 1:
         if shift / LEAST_SHIFT > abs(growth) / LEAST_GROWTH:
@@ -150,7 +159,7 @@ def find_movement(track: Track, frames: Tensor, camera: CameraMove) -> Movement:
         else:
             motion = "growing" if growth > 0 else "shrinking"
     else:
-        motion = "spinning" if abs(turn) >= LEAST_TURN_DEG else "still"
+        motion = "still"
     return Movement(motion, shift_x, shift_y, growth, bounce, turn)
 
 

@@ -104,21 +104,23 @@ def to_side(frames: Tensor) -> Tensor:
     return F.interpolate(frames, size=size, mode="bilinear", align_corners=False, antialias=True)
 
 
-def cut_out(frames: Tensor, masks: Tensor, boxes: Tensor) -> Tensor:
+def cut_out(frames: Tensor, masks: Tensor, boxes: Tensor, angles: Tensor | None = None) -> Tensor:
     """Cut things out of frames.
 
     Args:
         frames: [n, 3, H, W] 0..1.
         masks: [n, H/2, W/2] 0..1, of the one thing.
         boxes: [n, 3] middle x, middle y and longer side, in pixels of the frames.
+        angles: [n] radians by which the cut-outs are turned, if at all.
 
     Returns: [n, 4, CROP, CROP], colours and mask.
     """
     height, width = frames.shape[2:]
     x, y, side = boxes.unbind(1)
     side = side.clamp_min(4) * MARGIN
-    zero = torch.zeros_like(x)
-    rows = [side / width, zero, 2 * x / width - 1, zero, side / height, 2 * y / height - 1]
+    turn = torch.zeros_like(x) if angles is None else angles
+    across, along = side * torch.cos(turn), side * torch.sin(turn)
+    rows = [across / width, -along / width, 2 * x / width - 1, along / height, across / height, 2 * y / height - 1]
     grid = F.affine_grid(torch.stack(rows, dim=1).view(-1, 2, 3), [len(x), 1, CROP, CROP], align_corners=False)
     colors = F.grid_sample(frames, grid, padding_mode="border", align_corners=False)
     mask = F.grid_sample(masks[:, None], grid, padding_mode="zeros", align_corners=False)
