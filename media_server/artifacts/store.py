@@ -1,7 +1,8 @@
 """One store for the files of jobs and models: a folder, or S3 by URL.
 
-Source: the object_store crate, by obstore. Keys are `<job>/<attempt>/<file>`, `<job>/inputs/<file>` or
-`models/<name>/<hash>/<file>`; they never change once written, since a rename is not atomic on S3.
+Source: the object_store crate, by obstore. Keys are `<job>/<attempt>/<file>`, `<job>/segments/<file>`,
+`<job>/inputs/<file>` or `models/<name>/<hash>/<file>`; they never change once written, since a rename is not atomic on
+S3.
 Invariants: a file is durable when `put_*` returns; no key leaves the store's folder, by dots or by links.
 """
 

@@ -20,6 +20,8 @@ from media_server.jobs.tables import attempts, checkpoints, events, garbage, ide
 
 # a worker that lost its lease may still write for a moment: it learns of it with its next beat
 STRAGGLER_S = 30.0
+# the folder of a job's finished parts, which outlive their attempts
+SEGMENTS = "segments"
 
 
 def end(
@@ -164,3 +166,5 @@ def _discard_attempts(tx: Transaction, job: Job) -> None:
     for row in tx.conn.execute(query).all():
         if row.attempt != job.winning_attempt:
             discard(tx, f"{job.id}/{row.attempt}/", delay_s=STRAGGLER_S if row.outcome == "lost" else 0.0)
+    if tx.conn.scalar(sa.select(sa.exists().where(checkpoints.c.job_id == job.id))):
+        discard(tx, f"{job.id}/{SEGMENTS}/", delay_s=STRAGGLER_S)

@@ -11,7 +11,7 @@ from media_server.jobs.database import Database
 from media_server.jobs.events import read_after
 from media_server.jobs.spec import ArtifactRecord, Beat, Claim, Job, JobSpec, Result, SweepReport, UsageRecord
 from media_server.jobs.states import Status
-from media_server.jobs.tables import attempts, jobs, usage
+from media_server.jobs.tables import attempts, garbage, jobs, usage
 
 LEASE_S = 20.0
 
@@ -307,4 +307,14 @@ def test_checkpoints_outlive_their_attempt(db: Database) -> None:
         (1, 2, f"{job.id}/2/segment_1.npz", {"frames": 56}),
     ]
     # while it runs, an earlier attempt's files are needed
-    assert store.due_garbage(db) == []
+    assert _garbage(db) == set()
+    # whoever ends it, its parts go; by the sweeper too, where no worker is left to remove them
+    store.request_cancel(db, job.id)
+    claims.end_leases(db, "w1")
+    assert claims.sweep(db, doorbell_s=60).cancelled == [job.id]
+    assert f"{job.id}/segments/" in _garbage(db)
+
+
+def _garbage(db: Database) -> set[str]:
+    with db.read() as tx:
+        return set(tx.conn.scalars(sa.select(garbage.c.prefix)))

@@ -13,8 +13,8 @@ import pytest
 import sqlalchemy as sa
 
 from media_server.errors import ConfigurationError, DataDirLocked, SchemaVersionError
-from media_server.jobs.claims import _CANDIDATE
 from media_server.jobs.database import Database, lock_data_dir, migrate, open_database
+from media_server.jobs.queue import _CANDIDATE
 from media_server.jobs.tables import garbage, metadata
 
 
