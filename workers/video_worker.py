@@ -1,12 +1,7 @@
-"""The video worker: claims clips of one pool, has its GPU program make them, publishes what comes out.
+"""The video worker: claims clips of one pool and has its GPU program make them, one at a time.
 
 It never touches CUDA and imports no torch: the model lives in a subprocess (workers/gpu_program.py) that it starts
-again after a death. Life of a claim: inputs and finished segments fetched -> run -> beats that follow the program's
-steps -> files uploaded -> complete, fail, confirm_cancel or release.
-
-Invariants: one request at a time; a lease is beaten only while the program makes progress; a cancel goes by pipe, then
-after `cancel_grace_s` (or two predicted steps) by kill, and is confirmed when the work has stopped, never before; an
-attempt that is not ours any more deletes its own files and leaves finished segments, which lie under `<job>/segments/`.
+again after a death. What it does with a claim stands in workers/video_run.py.
 """
 
 import argparse
@@ -16,60 +11,23 @@ import shutil
 import signal
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 import sqlalchemy.exc
 
-from media_server.errors import ConfigurationError, JobError, NotFound
-from media_server.jobs import claims
-from media_server.jobs.spec import ArtifactRecord, Claim, Result
+from media_server.errors import ConfigurationError
+from media_server.jobs.spec import Claim
 from media_server.models import registry
 from media_server.models.card import VideoCard, parse_card
 from media_server.settings import ModelEntry, Settings, child_environment, load_settings
 from workers.gpu_process import GpuProcess, ProgramDied, ProgramFailed, program_command
 from workers.pool_worker import PoolContext, run_pool_worker
+from workers.video_run import ClaimEnded, Run
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 SEEN_S = 5.0
-# a beat with news at most this often; one without at least this often, so that a cancel is heard
-NEWS_S = 0.5
-QUIET_S = 1.0
-# a job that needs longer than this at SIGTERM is given back; the pool worker leaves by force at 25 s
-DRAIN_S = 18.0
-DRAIN_GRACE_S = 4.0
-# a cancel is heard between two steps: the grace is at least this many of them, lest each cancel reloads a large model
-GRACE_STEPS = 2.0
-# how long without a sign of life before the program counts as hung: at least this, and this many times the card's cost
-HUNG_S = 120.0
-HUNG_TIMES = 20.0
-_REQUEST_FIELDS = (
-    "width",
-    "height",
-    "num_frames",
-    "fps",
-    "seed",
-    "num_inference_steps",
-    "guidance_scale",
-    "guidance_scale_2",
-    "flow_shift",
-    "attention",
-    "extend",
-    "output",
-)
-_REPORTED = ("model", "versions", "machine", "kernel_path", "seed", "segments", "drift", "file", "frames_sha256")
-
-
-class _Ended(Exception):
-    """The claim has come to its end in the database, or is not ours any more."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -165,15 +123,15 @@ class VideoWorker:
                 self._program = None
         shutil.rmtree(self.work_dir, ignore_errors=True)
 
-    def ensure_program(self, context: PoolContext) -> GpuProcess:
-        """Give the running program, after starting it again if it has died.
+    def ensure_program(self, context: PoolContext) -> tuple[GpuProcess, VideoCard]:
+        """Give the running program and its model's card, after starting it again if it has died.
 
         Raises:
             ProgramFailed: the model does not load.
         """
         with self._lock:
-            if self._program is not None and self._program.is_alive():
-                return self._program
+            if self._program is not None and self.card is not None and self._program.is_alive():
+                return self._program, self.card
             if self._program is not None:
                 logger.warning("the GPU program has died and is started again")
                 self._program.kill()
@@ -188,16 +146,18 @@ class VideoWorker:
             self._program, self.card = program, card
             registry.publish(context.db, card, context.worker)
             logger.info("%s: GPU program %d serves %s", context.worker, program.pid, card.name)
-            return program
+            return program, card
 
     def handle(self, context: PoolContext, claim: Claim) -> None:
         """Do one claim to its end."""
         with tempfile.TemporaryDirectory(dir=self.work_dir) as folder:
-            run = _Run(self, context, claim, Path(folder))
+            run = Run(context, claim, Path(folder), self.ensure_program)
             try:
                 run.do()
-            except _Ended as end:
+            except ClaimEnded as end:
                 logger.info("job %s attempt %d: %s", claim.job.id, claim.attempt, end)
+            except ProgramFailed as error:
+                _leave(f"the GPU program cannot be started: {error.message}")
             finally:
                 run.close()
 
@@ -211,327 +171,6 @@ class VideoWorker:
                 _leave(f"the GPU program cannot be started: {error.message}")
             except sqlalchemy.exc.DBAPIError:
                 logger.warning("the card could not be refreshed; the database does not answer")
-
-
-@dataclass(frozen=True)
-class _News:
-    """The program's last word on its progress."""
-
-    stage: str
-    step: int
-    total_steps: int
-    progress: float
-    eta_s: float
-    segment: int
-    segments: int
-
-    def beat(self) -> dict[str, Any]:
-        """Give the arguments of a beat that says so."""
-        data = {"segment": self.segment, "segments": self.segments} if self.segments > 1 else None
-        return {
-            "stage": self.stage,
-            "step": self.step,
-            "total_steps": self.total_steps,
-            # the last percent is the upload's and the database's
-            "progress": min(self.progress, 99.0),
-            "eta_s": round(self.eta_s, 1),
-            "data": data,
-        }
-
-
-class _Run:
-    """One claim, from its inputs to its end; lives for one call of `handle`."""
-
-    def __init__(self, worker: VideoWorker, context: PoolContext, claim: Claim, folder: Path) -> None:
-        self.worker = worker
-        self.context = context
-        self.claim = claim
-        self.folder = folder
-        self.prefix = f"{claim.job.id}/{claim.attempt}"
-        self.program: GpuProcess | None = None
-        self.helper = ThreadPoolExecutor(1, thread_name_prefix="files")
-        self.uploads: list[Future[None]] = []
-        self.news: _News | None = None
-        self.has_news = False
-        self.beaten_at = time.monotonic()
-        self.good_beat_at = time.monotonic()
-        self.heard_at = time.monotonic()
-        self.cancel_sent_at: float | None = None
-        self.stopping_since: float | None = None
-        self.is_released = False
-        # the program has done its part; what is left is ours
-        self.is_made = False
-        self.grace_s = context.settings.cancel_grace_s
-
-    def do(self) -> None:
-        """Make the clip and publish it.
-
-        Raises:
-            _Ended: the claim ended otherwise.
-        """
-        # a program that died is loaded again under this claim's lease, which may take longer than the lease lasts
-        try:
-            self.program = self._meanwhile(lambda: self.worker.ensure_program(self.context))
-        except ProgramFailed as error:
-            self._give_back()
-            _leave(f"the GPU program cannot be started: {error.message}")
-            raise _Ended("given back, the model cannot be loaded") from error
-        card = self.worker.card
-        assert card is not None
-        if self.claim.job.model not in (None, card.name):
-            self._fail(JobError("invalid_request", f"This pool serves {card.name}, not {self.claim.job.model}."))
-        request = self._request(card)
-        inputs, resume = self._meanwhile(self._fetch)
-        out_dir = self.folder / "out"
-        out_dir.mkdir()
-        self._send(
-            "run",
-            **self._about(),
-            request=request,
-            inputs=inputs,
-            resume=resume,
-            out_dir=str(out_dir),
-        )
-        longest_s = self._longest_s(card)
-        self.grace_s = max(self.grace_s, GRACE_STEPS * longest_s)
-        self._publish(self._watch(max(HUNG_S, HUNG_TIMES * longest_s)))
-
-    def close(self) -> None:
-        """Leave no thread behind."""
-        self.helper.shutdown(wait=True, cancel_futures=True)
-
-    def _about(self) -> dict[str, Any]:
-        return {"job_id": self.claim.job.id, "attempt": self.claim.attempt}
-
-    def _request(self, card: VideoCard) -> dict[str, Any]:
-        """Put the job's parameters and prompts together, as the GPU program reads them."""
-        job = self.claim.job
-        if "prompt" not in job.prompts:
-            self._fail(JobError("invalid_request", "The clip's prompt has been erased."))
-        request = {name: job.params.get(name) for name in _REQUEST_FIELDS}
-        if request["extend"] is None and "video" in job.params.get("inputs", {}):
-            has_overlap = "overlap" in card.conditions
-            request["extend"] = {"overlap_frames": card.frames.temporal + 1 if has_overlap else 1}
-        indices = sorted(int(name.partition(".")[2]) for name in job.prompts if name.startswith("segment."))
-        return {
-            **request,
-            "prompt": job.prompts["prompt"],
-            "negative_prompt": job.prompts.get("negative_prompt", ""),
-            "segment_prompts": [job.prompts[f"segment.{index}"] for index in indices],
-            "scheduler": job.params.get("scheduler") or card.defaults.scheduler,
-        }
-
-    def _fetch(self) -> tuple[dict[str, str], list[dict[str, Any]]]:
-        """Bring inputs and finished segments to local files."""
-        inputs = {
-            name: str(self._local(key, self.folder / f"{name}{Path(key).suffix}"))
-            for name, key in self.claim.job.params.get("inputs", {}).items()
-        }
-        resume = []
-        for checkpoint in claims.checkpoints(self.context.db, self.claim.job.id):
-            try:
-                path = self._local(checkpoint.key, self.folder / f"segment_{checkpoint.sequence}.mkv")
-            except NotFound:
-                logger.warning("job %s: a finished segment is gone and is made again", self.claim.job.id)
-                break
-            resume.append({"segment": checkpoint.sequence, "path": str(path), "data": checkpoint.data})
-        return inputs, resume
-
-    def _local(self, key: str, path: Path) -> Path:
-        """Give the path of a stored file, copied to `path` where the store is no folder."""
-        local = self.context.artifacts.local_path(key)
-        if local is not None:
-            return local
-        with path.open("wb") as file:
-            for chunk in self.context.artifacts.read(key):
-                file.write(chunk)
-        return path
-
-    def _watch(self, patience_s: float) -> dict[str, Any]:
-        """Follow the program until it has made the clip; gives its `done` message.
-
-        Raises:
-            _Ended: it failed, was stopped, died or hung.
-        """
-        assert self.program is not None
-        self.heard_at = time.monotonic()
-        while True:
-            try:
-                message = self.program.receive(0.1)
-            except ProgramDied as error:
-                self._died(str(error))
-            if message is not None and message.get("job_id") == self.claim.job.id:
-                self.heard_at = time.monotonic()
-                if message["type"] == "progress":
-                    self.news = _News(**{name: message[name] for name in _News.__annotations__})
-                    self.has_news = True
-                elif message["type"] == "checkpoint":
-                    self.uploads.append(self.helper.submit(self._keep_segment, message))
-                elif message["type"] == "done":
-                    self.is_made = True
-                    return message
-                elif message["type"] == "cancelled":
-                    self._stopped()
-                elif message["type"] == "failed":
-                    reason = JobError.from_wire(message["code"], message["message"])
-                    self._fail(reason, retryable=reason.code == "worker_crashed")
-            self._tick()
-            if time.monotonic() - self.heard_at > patience_s:
-                self.program.kill()
-                self._fail(
-                    JobError("worker_crashed", f"The video program made no progress for {patience_s:.0f} s."),
-                    retryable=True,
-                )
-
-    def _tick(self) -> None:
-        """Beat, hear of a cancel or a lost lease, and keep the deadlines of both and of a drain."""
-        now = time.monotonic()
-        if now - self.beaten_at >= (NEWS_S if self.has_news else min(QUIET_S, self.context.settings.beat_s)):
-            self._beat()
-        grace_s = DRAIN_GRACE_S if self.is_released else self.grace_s
-        if self.cancel_sent_at is not None and now - self.cancel_sent_at > grace_s and self.program is not None:
-            logger.warning("job %s: not cancelled within %.1f s; the program is killed", self.claim.job.id, grace_s)
-            self.program.kill()
-            self._stopped()
-        if self.context.stopping.is_set() and self.cancel_sent_at is None and not self.is_made:
-            self.stopping_since = self.stopping_since or now
-            eta_s = self.news.eta_s if self.news is not None else DRAIN_S
-            if now - self.stopping_since + eta_s >= DRAIN_S:
-                self.is_released = True
-                self._send_cancel()
-
-    def _beat(self) -> None:
-        self.beaten_at = time.monotonic()
-        members = self.news.beat() if self.has_news and self.news is not None else {}
-        try:
-            answer = claims.beat(self.context.db, self.claim, lease_s=self.context.settings.lease_s, **members)
-        except sqlalchemy.exc.DBAPIError:
-            # the lease holds for a while; past it another worker may have the job
-            if time.monotonic() - self.good_beat_at > self.context.settings.lease_s:
-                self._lost()
-            logger.warning("job %s: the database does not answer a beat", self.claim.job.id)
-            return
-        self.has_news = False
-        self.good_beat_at = time.monotonic()
-        if not answer.is_ours:
-            self._lost()
-        if answer.cancel_requested and self.cancel_sent_at is None:
-            self._send_cancel()
-
-    def _send_cancel(self) -> None:
-        self.cancel_sent_at = time.monotonic()
-        if self.program is None or self.is_made:
-            self._stopped()
-        self._send("cancel", **self._about())
-
-    def _send(self, type: str, **members: Any) -> None:
-        assert self.program is not None
-        try:
-            self.program.send(type, **members)
-        except ProgramDied as error:
-            self._died(str(error))
-
-    def _meanwhile(self, work: Callable[[], T]) -> T:
-        """Do something long in the helper thread, and beat meanwhile."""
-        future = self.helper.submit(work)
-        while not wait_for([future], timeout=0.1).done:
-            self._tick()
-        return future.result()
-
-    def _keep_segment(self, message: dict[str, Any]) -> None:
-        """Upload a finished segment and write its checkpoint; in the helper thread."""
-        key = f"{self.claim.job.id}/segments/{self.claim.attempt}_{message['segment']:03d}.mkv"
-        self.context.artifacts.put_file(key, Path(message["path"]), "video/x-matroska")
-        claims.save_checkpoint(self.context.db, self.claim, message["segment"], key, message["data"])
-
-    def _publish(self, done: dict[str, Any]) -> None:
-        """Upload the files, then end the job in one transaction."""
-
-        def upload() -> list[ArtifactRecord]:
-            records = []
-            for file in done["artifacts"]:
-                path = Path(file["path"])
-                stored = self.context.artifacts.put_file(f"{self.prefix}/{path.name}", path, file["content_type"])
-                records.append(stored.record(file["name"]))
-            return records
-
-        for waiting in self.uploads:
-            self._meanwhile(waiting.result)
-        records = self._meanwhile(upload)
-        manifest = done["manifest"]
-        result = Result(
-            artifacts=records,
-            result={name: manifest[name] for name in _REPORTED},
-            gpu_seconds=done["gpu_seconds"],
-            peak_memory_bytes=done["peak_memory_bytes"],
-        )
-        if not claims.complete(self.context.db, self.claim, result):
-            self._lost()
-        self._remove_segments()
-        logger.info(
-            "job %s attempt %d: completed, %.1f GPU seconds", self.claim.job.id, self.claim.attempt, done["gpu_seconds"]
-        )
-
-    def _fail(self, error: JobError, retryable: bool = False) -> None:
-        claims.fail(self.context.db, self.claim, error, retryable=retryable)
-        self._remove_files()
-        if not retryable:
-            self._remove_segments()
-        raise _Ended(f"failed, {error.code}: {error.message}")
-
-    def _died(self, how: str) -> None:
-        if self.cancel_sent_at is not None:
-            self._stopped()
-        self._fail(JobError("worker_crashed", f"While it made the clip, {how}."), retryable=True)
-
-    def _stopped(self) -> None:
-        """The program has stopped at our word."""
-        self._remove_files()
-        if self.is_released:
-            self._give_back()
-            raise _Ended("given back, the worker stops")
-        if claims.confirm_cancel(self.context.db, self.claim):
-            self._remove_segments()
-            raise _Ended("cancelled")
-        raise _Ended("stopped; another attempt has it")
-
-    def _lost(self) -> None:
-        """Another attempt has the job: stop the work and delete our files, but not what it may continue from."""
-        if self.program is not None and self.program.is_alive():
-            self._abandon(self.program)
-        self._remove_files()
-        raise _Ended("lost to another attempt")
-
-    def _abandon(self, program: GpuProcess) -> None:
-        """Have the program stop a run that nobody wants, by kill if it takes too long."""
-        deadline = time.monotonic() + self.grace_s
-        try:
-            program.send("cancel", **self._about())
-            while time.monotonic() < deadline:
-                message = program.receive(0.1)
-                if message is not None and message["type"] in ("cancelled", "done", "failed"):
-                    return
-        except ProgramDied:
-            return
-        program.kill()
-
-    def _give_back(self) -> None:
-        claims.release(self.context.db, self.claim)
-
-    def _remove_files(self) -> None:
-        self.context.artifacts.delete_prefix(self.prefix)
-
-    def _remove_segments(self) -> None:
-        self.context.artifacts.delete_prefix(f"{self.claim.job.id}/segments")
-
-    def _longest_s(self, card: VideoCard) -> float:
-        """Predict the longest piece of work between two reports: one step, or encoding the frames that are given."""
-        params, cost = self.claim.job.params, card.cost
-        frames = card.frames.fit(min(int(params["num_frames"]), card.frames.max))
-        pixels = int(params["width"]) * int(params["height"])
-        tokens = ((frames - 1) // card.frames.temporal + 1) * pixels // card.size.multiple_of**2
-        step_s, given_s = tokens * cost.seconds_per_step_token, frames * pixels * cost.seconds_per_frame_pixel
-        return max(step_s, given_s if params.get("inputs") else 0.0, cost.seconds_fixed)
 
 
 def _leave(reason: str) -> None:

@@ -22,7 +22,7 @@ from media_server.jobs.states import Status
 from media_server.models.card import VideoCard, parse_card
 from media_server.models.registry import get_card
 from media_server.settings import ModelEntry, Settings
-from workers import video_worker
+from workers import video_run
 from workers.gpu_process import ProgramFailed
 from workers.pool_worker import PoolContext
 from workers.video_worker import VideoWorker, find_entry
@@ -156,8 +156,12 @@ def test_a_crash_costs_an_attempt_and_the_next_one_runs_in_a_new_program(house: 
     house.work()
     job = house.job(job_id)
     assert (job.status, job.attempt) == (Status.QUEUED, 1)
+    assert job.gpu_seconds is not None and job.gpu_seconds > 0
+    spent_s = job.gpu_seconds
     house.work()
     assert house.job(job_id).status is Status.COMPLETED
+    # what the first attempt took, and what the program says of the second
+    assert house.job(job_id).gpu_seconds == pytest.approx(spent_s + 1.5)
     first, second = house.runs()
     assert first["pid"] != second["pid"]
     assert house.keys(job_id) == [f"{job_id}/2/video.mp4"]
@@ -180,6 +184,7 @@ def test_out_of_memory_fails_one_job_and_not_the_next(house: House) -> None:
     house.work()
     job = house.job(job_id)
     assert (job.status, job.error_code, job.attempt) == (Status.FAILED, "out_of_memory", 1)
+    assert job.gpu_seconds is not None and job.gpu_seconds > 0
     assert house.job(next_id).status is Status.COMPLETED
     assert len({run["pid"] for run in house.runs()}) == 1
 
@@ -190,7 +195,9 @@ def test_a_cancel_is_confirmed_when_the_program_has_stopped(house: House) -> Non
     wait_until(lambda: house.job(job_id).progress > 0)
     store.request_cancel(house.db, job_id)
     working.join(30)
-    assert house.job(job_id).status is Status.CANCELLED
+    job = house.job(job_id)
+    assert job.status is Status.CANCELLED
+    assert job.gpu_seconds is not None and 0 < job.gpu_seconds < 30
     assert house.keys(job_id) == []
     # the same program goes on
     next_id = house.submit("finish")
@@ -214,7 +221,7 @@ def test_a_cancel_that_is_not_heard_ends_in_a_kill(house: House) -> None:
 
 
 def test_a_hung_program_is_killed_and_the_job_tried_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(video_worker, "HUNG_S", 1.0)
+    monkeypatch.setattr(video_run, "HUNG_S", 1.0)
     job_id = house.submit("hang")
     house.work()
     job = house.job(job_id)
@@ -267,6 +274,7 @@ def test_drain_gives_back_what_takes_too_long_and_finishes_the_rest(house: House
     working.join(30)
     job = house.job(job_id)
     assert (job.status, job.uncounted) == (Status.QUEUED, 1)
+    assert job.gpu_seconds is not None and job.gpu_seconds > 0
     store.request_cancel(house.db, job_id)
     next_id = house.submit("finish")
     house.work()
@@ -276,7 +284,7 @@ def test_drain_gives_back_what_takes_too_long_and_finishes_the_rest(house: House
 def test_a_cancel_waits_at_least_for_two_predicted_steps(house: House) -> None:
     claimed = claims.claim_next(house.db, "video", house.context.worker, 20.0) if house.submit("finish") else None
     assert claimed is not None
-    run = video_worker._Run(house.worker, house.context, claimed, house.worker.work_dir)
+    run = video_run.Run(house.context, claimed, house.worker.work_dir, house.worker.ensure_program)
     # 64x64 pixels of 9 frames are 3 latent frames of 16 tokens, at 0.1 s each; 9 * 4096 pixels at 1 ms
     cost = {"seconds_per_step_token": 0.1, "seconds_per_frame_pixel": 1e-3}
     card = parse_card({**CARD, "cost": cost})
@@ -318,14 +326,15 @@ def test_a_job_for_another_model_is_refused(house: House) -> None:
     job_id = store.submit(house.db, spec).id
     house.work()
     job = house.job(job_id)
-    assert (job.status, job.error_code) == (Status.FAILED, "invalid_request")
+    assert (job.status, job.error_code, job.gpu_seconds) == (Status.FAILED, "invalid_request", None)
     assert not house.log.exists()
 
 
 def test_a_program_that_dies_idle_is_started_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = house.worker.ensure_program(house.context)
+    program, _ = house.worker.ensure_program(house.context)
     program.kill()
-    assert house.worker.ensure_program(house.context).pid != program.pid
+    again, card = house.worker.ensure_program(house.context)
+    assert (again.pid != program.pid, card.name) == (True, "fake-wan")
 
 
 def test_a_model_that_does_not_load_is_said(house: House, tmp_path: Path) -> None:
