@@ -55,16 +55,20 @@ class Channel:
         self.outgoing.flush()
 
     def _read(self) -> None:
-        for line in self.incoming:
-            message = json.loads(line)
-            if message["type"] == "run":
-                self.runs.put(message)
-            elif message["type"] == "cancel":
-                self.cancelled.add((message["job_id"], message["attempt"]))
-            elif message["type"] == "stop":
-                self.runs.put(None)
-        # the parent is gone: nobody waits for the step that is running
-        os._exit(0)
+        try:
+            for line in self.incoming:
+                message = json.loads(line)
+                if message["type"] == "run":
+                    self.runs.put(message)
+                elif message["type"] == "cancel":
+                    self.cancelled.add((message["job_id"], message["attempt"]))
+                elif message["type"] == "stop":
+                    self.runs.put(None)
+        except ValueError:
+            logger.exception("the parent wrote half a message, as one does that is killed meanwhile")
+        finally:
+            # the parent is gone: nobody waits for the step that is running
+            os._exit(0)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

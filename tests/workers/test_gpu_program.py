@@ -254,6 +254,18 @@ def test_a_broken_model_is_said_before_any_work(tmp_path: Path) -> None:
     assert answer["message"].startswith("model_index.json: is missing")
 
 
+def test_half_a_message_of_a_killed_parent_ends_the_program() -> None:
+    code = (
+        "import sys, time\n"
+        "from workers.gpu_program import Channel\n"
+        "Channel(sys.stdin, sys.stdout).listen()\n"
+        "time.sleep(600)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    ended = subprocess.run([sys.executable, "-c", code], input='{"type": "ru', text=True, env=environment, timeout=60)
+    assert ended.returncode == 0
+
+
 def test_the_lock_is_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "gpu.lock"
     held = gpu_program.hold_lock(path)
