@@ -200,7 +200,7 @@ def test_content_in_parts(service: Any) -> None:
         assert service.http.get(url, params={"variant": variant}).headers["content-type"] == content_type
     unasked = service.http.get(url, params={"variant": "frames"})
     assert (unasked.status_code, unasked.json()["error"]["code"]) == (404, "no_such_variant")
-    assert "last_frame, manifest, spritesheet, thumbnail, video" in unasked.json()["rule"]
+    assert "last_frame, manifest, spritesheet, spritesheet_vtt, thumbnail, video" in unasked.json()["rule"]
     refused = service.http.get(url, params={"variant": "soundtrack"})
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "variant"
 
