@@ -38,7 +38,7 @@ unit: setup
 		$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/kernels/interpreted; fi
 
 e2e: setup
-	$(TEST_ENV) $(BIN)/python -m pytest -q -m e2e
+	$(TEST_ENV) $(BIN)/python -m pytest -q -m e2e tests/e2e
 
 clean:
 	rm -rf $(VENV) .data out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
