@@ -6,7 +6,7 @@ from typing import Literal
 import sqlalchemy as sa
 
 from media_server import films
-from media_server.errors import Conflict, InvalidRequest, NotFound
+from media_server.errors import Conflict, InvalidRequest
 from media_server.jobs.database import Database, Transaction
 from media_server.jobs.rows import insert, load, select
 from media_server.jobs.spec import ArtifactRecord, Job, JobSpec, Page
@@ -183,16 +183,6 @@ def artifacts_of(db: Database, id: str) -> list[ArtifactRecord]:
             .order_by(artifacts.c.name, artifacts.c.sequence)
         )
         return [ArtifactRecord(**row) for row in rows.mappings()]
-
-
-def find_artifact(db: Database, id: str, name: str) -> ArtifactRecord:
-    """Find the latest file of that name. Raises NotFound, which names those there are."""
-    found = artifacts_of(db, id)
-    for record in reversed(found):
-        if record.name == name:
-            return record
-    names = ", ".join(sorted({record.name for record in found})) or "none yet"
-    raise NotFound(f"{id} has no {name}; it has: {names}.", param="variant", rule=f"one of {names}", value=name)
 
 
 def due_garbage(db: Database, limit: int = 100) -> list[str]:

@@ -91,7 +91,8 @@ def files_of(context: PoolContext, claim: Claim) -> list[str]:
 
 
 def read(context: PoolContext, claim: Claim, name: str) -> bytes:
-    return b"".join(context.artifacts.read(store.find_artifact(context.db, claim.job.id, name).key))
+    (record,) = (record for record in store.artifacts_of(context.db, claim.job.id) if record.name == name)
+    return b"".join(context.artifacts.read(record.key))
 
 
 def test_a_film_is_joined_checked_and_published(context: PoolContext) -> None:
