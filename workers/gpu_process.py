@@ -42,6 +42,10 @@ def program_command(
     return [*command, "--hash-cache", str(hash_cache)]
 
 
+class ProgramLate(ProgramFailed):
+    """The program was not ready in time, and is killed."""
+
+
 class GpuProcess:
     """One running GPU program; made anew after it has died."""
 
@@ -67,17 +71,20 @@ class GpuProcess:
         """Whether the program runs."""
         return self._process.poll() is None
 
-    def wait_ready(self) -> dict[str, Any]:
-        """Wait until the model is loaded, however long that takes; returns the `ready` message.
+    def wait_ready(self, limit_s: float) -> dict[str, Any]:
+        """Wait until the model is loaded, at most `limit_s`; returns the `ready` message.
 
         Raises:
+            ProgramLate: it is not by then; the program is killed.
             ProgramFailed: the model does not load.
             ProgramDied: the program ended without a word.
         """
+        deadline = time.monotonic() + limit_s
         while True:
-            message = self.receive(60.0)
+            message = self.receive(max(0.0, deadline - time.monotonic()))
             if message is None:
-                continue
+                self.kill()
+                raise ProgramLate("worker_crashed", f"The video program was not ready after {limit_s:g} s.")
             if message["type"] == "failed":
                 self.stop()
                 raise ProgramFailed(message["code"], message["message"])

@@ -24,7 +24,7 @@ from media_server.jobs import claims
 from media_server.jobs.spec import ArtifactRecord, Claim, Result
 from media_server.jobs.transitions import SEGMENTS
 from media_server.models.card import VideoCard
-from workers.gpu_process import GpuProcess, ProgramDied, ProgramFailed
+from workers.gpu_process import GpuProcess, ProgramDied, ProgramFailed, ProgramLate
 from workers.pool_worker import PoolContext
 
 logger = logging.getLogger(__name__)
@@ -127,11 +127,14 @@ class Run:
 
         Raises:
             ClaimEnded: the claim ended otherwise.
-            ProgramFailed: the model does not load; the claim is given back.
+            ProgramFailed: the model does not load; the claim is given back, or failed if the load has hung.
         """
         # a program that died is loaded again under this claim's lease, which may take longer than the lease lasts
         try:
             self.program, card = self._meanwhile(lambda: self.ensure_program(self.context))
+        except ProgramLate as error:
+            claims.fail(self.context.db, self.claim, JobError("worker_crashed", error.message), retryable=True)
+            raise
         except ProgramFailed:
             self._give_back()
             raise

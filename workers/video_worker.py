@@ -28,6 +28,8 @@ from workers.video_run import ClaimEnded, Run
 logger = logging.getLogger(__name__)
 
 SEEN_S = 5.0
+# how long a program may take until its model is loaded: the largest, hashed and read from a slow disk, take minutes
+LOAD_S = 1800.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -107,7 +109,7 @@ class VideoWorker:
         """Load the model, publish its card, and say every 5 s that it is there.
 
         Raises:
-            ProgramFailed: the model does not load.
+            ProgramFailed: the model does not load; ProgramLate if not within LOAD_S.
         """
         shutil.rmtree(self.work_dir, ignore_errors=True)
         self.work_dir.mkdir(parents=True, mode=0o700)
@@ -127,7 +129,7 @@ class VideoWorker:
         """Give the running program and its model's card, after starting it again if it has died.
 
         Raises:
-            ProgramFailed: the model does not load.
+            ProgramFailed: the model does not load; ProgramLate if not within LOAD_S.
         """
         with self._lock:
             if self._program is not None and self.card is not None and self._program.is_alive():
@@ -138,7 +140,7 @@ class VideoWorker:
             self._program = None
             program = GpuProcess(self.command, child_environment(self.settings))
             try:
-                card = parse_card(program.wait_ready()["card"])
+                card = parse_card(program.wait_ready(LOAD_S)["card"])
             except ProgramDied as error:
                 program.kill()
                 raise ProgramFailed("worker_crashed", f"{error} while it loaded the model.") from error

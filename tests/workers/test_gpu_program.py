@@ -80,7 +80,7 @@ def program(
 ) -> Iterator[tuple[GpuProcess, dict[str, Any]]]:
     process = GpuProcess(command(model, tmp_path_factory.mktemp("program")), environment)
     try:
-        yield process, process.wait_ready()
+        yield process, process.wait_ready(600.0)
     finally:
         process.kill()
 
@@ -199,7 +199,7 @@ def test_a_killed_parent_leaves_no_program_and_the_next_one_waits_for_the_device
         "import json, os, sys, time\n"
         "from workers.gpu_process import GpuProcess\n"
         "process = GpuProcess(json.loads(sys.argv[1]), os.environ)\n"
-        "process.wait_ready()\n"
+        "process.wait_ready(600.0)\n"
         "run = json.loads(sys.argv[2])\n"
         "process.send('run', **run)\n"
         "while process.receive(60)['type'] != 'progress': pass\n"
@@ -235,7 +235,7 @@ def test_a_killed_parent_leaves_no_program_and_the_next_one_waits_for_the_device
         while is_alive(orphan):
             assert time.monotonic() < deadline, "the program outlives its parent"
             time.sleep(0.05)
-        assert second.wait_ready()["type"] == "ready"
+        assert second.wait_ready(600.0)["type"] == "ready"
         second.stop()
         assert not second.is_alive()
     finally:

@@ -22,7 +22,7 @@ from media_server.jobs.states import Status
 from media_server.models.card import VideoCard, parse_card
 from media_server.models.registry import get_card
 from media_server.settings import ModelEntry, Settings
-from workers import video_run
+from workers import video_run, video_worker
 from workers.gpu_process import ProgramFailed
 from workers.pool_worker import PoolContext
 from workers.video_worker import VideoWorker, find_entry
@@ -343,6 +343,24 @@ def test_a_model_that_does_not_load_is_said(house: House, tmp_path: Path) -> Non
         broken = VideoWorker(replace_name(house.settings, tmp_path), "broken", [sys.executable, "-c", program])
         with pytest.raises(ProgramFailed, match=expected):
             broken.start(house.context)
+
+
+def test_a_load_that_hangs_is_killed_and_costs_an_attempt(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(video_worker, "LOAD_S", 0.5)
+    reasons: list[str] = []
+    monkeypatch.setattr(video_worker, "_leave", reasons.append)
+    job_id = house.submit("finish")
+    hung = VideoWorker(house.settings, "hung", [sys.executable, "-c", "import time; time.sleep(600)"])
+    hung.work_dir.mkdir(parents=True)
+    for expected in (Status.QUEUED, Status.FAILED):
+        claim = claims.claim_next(house.db, "video", "hung@test:2", 20.0)
+        assert claim is not None
+        hung.handle(house.context, claim)
+        assert house.job(job_id).status is expected
+    job = house.job(job_id)
+    assert (job.error_code, job.attempt) == ("worker_crashed", 2)
+    assert job.error_message == "The video program was not ready after 0.5 s."
+    assert len(reasons) == 2
 
 
 def test_a_pool_has_one_model() -> None:
