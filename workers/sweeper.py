@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 # so that one round never takes long; the next takes the rest
 _EXPIRED_A_ROUND = 50
+# files that cannot be removed are tried again after this, so that they take no other's place in a round
+_RETRY_S = 600.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -82,6 +84,12 @@ def delete_expired(db: Database) -> None:
 def collect_garbage(db: Database, artifacts: ArtifactStore) -> None:
     """Remove the files that no job owns any more; the row goes after the files, so a crash only repeats the work."""
     for prefix in store.due_garbage(db):
-        artifacts.delete_prefix(prefix)
+        try:
+            artifacts.delete_prefix(prefix)
+        except Exception:
+            # each store has its own errors, and none is a reason to keep the other files
+            logger.exception("the files under %s could not be removed; tried again in %.0f s", prefix, _RETRY_S)
+            store.put_off_garbage(db, prefix, _RETRY_S)
+            continue
         store.forget_garbage(db, prefix)
         logger.debug("removed %s", prefix)

@@ -198,6 +198,12 @@ def forget_garbage(db: Database, prefix: str) -> None:
         tx.conn.execute(garbage.delete().where(garbage.c.prefix == prefix))
 
 
+def put_off_garbage(db: Database, prefix: str, delay_s: float) -> None:
+    """Have the files under a prefix removed later: they cannot be now."""
+    with db.write() as tx:
+        discard(tx, prefix, delay_s=delay_s)
+
+
 def _locked(tx: Transaction, id: str) -> Job:
     """Read a job under its family's lock."""
     tx.lock(load(tx, id).root_id)
