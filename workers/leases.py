@@ -1,8 +1,12 @@
-"""Names of lease owners, and the leases of processes that a killed supervisor took with it."""
+"""Leases: their owners' names, their beat during long work, and those that a killed supervisor left behind."""
 
 import os
 import re
 import socket
+from collections.abc import Callable
+from concurrent.futures import Executor
+from concurrent.futures import wait as wait_for
+from typing import TypeVar
 
 import sqlalchemy as sa
 
@@ -11,12 +15,25 @@ from media_server.jobs.database import Database
 from media_server.jobs.states import Status
 from media_server.jobs.tables import jobs
 
+T = TypeVar("T")
+
 _WORKER_ID = re.compile(r"[^@]+@(?P<host>.+):(?P<pid>\d+)")
 
 
 def worker_id(name: str, pid: int | None = None) -> str:
     """Name a lease owner so that no two processes of a cluster share it: `video-0@host:1234`."""
     return f"{name}@{socket.gethostname()}:{os.getpid() if pid is None else pid}"
+
+
+def beat_meanwhile(helper: Executor, work: Callable[[], T], beat: Callable[[], None]) -> T:
+    """Do something long in the helper's thread and call `beat` ten times a second meanwhile.
+
+    What `beat` raises ends the wait, not the work: whoever closes the helper waits for it.
+    """
+    future = helper.submit(work)
+    while not wait_for([future], timeout=0.1).done:
+        beat()
+    return future.result()
 
 
 def end_leases_of_the_dead(db: Database) -> int:

@@ -12,9 +12,10 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import av
 from PIL import Image
@@ -27,10 +28,12 @@ from media_server.settings import load_settings
 from media_server.timeline.otio import TimelineShot, film_timeline
 from workers.contact_sheet import SheetShot, draw_contact_sheet, frames_to_show
 from workers.joining import ClipFile, JoinError, inspect_film, join_clips
-from workers.leases import is_alive
+from workers.leases import beat_meanwhile, is_alive
 from workers.pool_worker import PoolContext, run_pool_worker
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 POOL = "media"
 _CONCURRENCY = 2
@@ -103,7 +106,7 @@ def join_film(context: PoolContext, claim: Claim) -> None:
 
 
 class _Reporter:
-    """Beats the lease while frames pass, so that a job that hangs loses it; raises what ends the job."""
+    """Beats the lease while frames pass, so that a job that hangs loses it, and during uploads; raises what ends it."""
 
     def __init__(self, context: PoolContext, claim: Claim) -> None:
         self.context = context
@@ -115,16 +118,27 @@ class _Reporter:
         low, high = _STAGES[name]
 
         def report(done: int, *, is_first: bool = False) -> None:
-            now = time.monotonic()
-            if not is_first and now - self.beaten_at < self.context.settings.beat_s / 4:
-                return
-            self.beaten_at = now
-            self._beat(stage=name, step=done, total_steps=total, progress=low + (high - low) * done / max(1, total))
+            if is_first or self._is_due():
+                self._beat(stage=name, step=done, total_steps=total, progress=low + (high - low) * done / max(1, total))
 
         report(0, is_first=True)
         return report
 
+    def meanwhile(self, work: Callable[[], T]) -> T:
+        """Do something long that reports nothing, and beat meanwhile; it has ended when this returns or raises."""
+
+        def keep() -> None:
+            if self._is_due():
+                self._beat()
+
+        with ThreadPoolExecutor(1, thread_name_prefix="files") as helper:
+            return beat_meanwhile(helper, work, keep)
+
+    def _is_due(self) -> bool:
+        return time.monotonic() - self.beaten_at >= self.context.settings.beat_s / 4
+
     def _beat(self, **members: Any) -> None:
+        self.beaten_at = time.monotonic()
         answer = beat(self.context.db, self.claim, lease_s=self.context.settings.lease_s, **members)
         if not answer.is_ours:
             raise _LeaseLost
@@ -154,7 +168,13 @@ def _make_film(context: PoolContext, claim: Claim, folder: Path) -> Result:
         report=reporter.stage("check", num_frames),
     )
     title = str(storyboard.get("title") or "Film")
-    sheet = draw_contact_sheet(title, str(storyboard.get("idea") or ""), rows, pictures, fps=fps)
+    idea = str(storyboard.get("idea") or "")
+
+    def draw() -> tuple[bytes, bytes]:
+        sheet = draw_contact_sheet(title, idea, rows, pictures, fps=fps)
+        return _encode(sheet, "PNG"), _encode(pictures[cover], "JPEG", quality=_JPEG_QUALITY)
+
+    sheet, thumbnail = reporter.meanwhile(draw)
     timeline = _timeline(title, shots, fps, params["film_id"])
     report = reporter.stage("publish", 5)
     prefix = f"{claim.job.id}/{claim.attempt}"
@@ -162,16 +182,15 @@ def _make_film(context: PoolContext, claim: Claim, folder: Path) -> Result:
     text = json.dumps(storyboard, ensure_ascii=False, indent=2) + "\n"
     artifacts: list[ArtifactRecord] = []
 
-    def publish(name: str, stored: StoredFile) -> None:
-        artifacts.append(stored.record(name))
+    def publish(name: str, put: Callable[[], StoredFile]) -> None:
+        artifacts.append(reporter.meanwhile(put).record(name))
         report(len(artifacts))
 
-    publish("video", store.put_file(f"{prefix}/film.mp4", film, "video/mp4"))
-    publish("storyboard", store.put_bytes(f"{prefix}/storyboard.json", text.encode(), "application/json"))
-    publish("timeline", store.put_bytes(f"{prefix}/timeline.otio", timeline.encode(), "application/json"))
-    publish("contact_sheet", store.put_bytes(f"{prefix}/contact_sheet.png", _encode(sheet, "PNG"), "image/png"))
-    thumbnail = _encode(pictures[cover], "JPEG", quality=_JPEG_QUALITY)
-    publish("thumbnail", store.put_bytes(f"{prefix}/thumbnail.jpg", thumbnail, "image/jpeg"))
+    publish("video", lambda: store.put_file(f"{prefix}/film.mp4", film, "video/mp4"))
+    publish("storyboard", lambda: store.put_bytes(f"{prefix}/storyboard.json", text.encode(), "application/json"))
+    publish("timeline", lambda: store.put_bytes(f"{prefix}/timeline.otio", timeline.encode(), "application/json"))
+    publish("contact_sheet", lambda: store.put_bytes(f"{prefix}/contact_sheet.png", sheet, "image/png"))
+    publish("thumbnail", lambda: store.put_bytes(f"{prefix}/thumbnail.jpg", thumbnail, "image/jpeg"))
     cuts = [shot.first_frame for shot in shots]
     return Result(artifacts=artifacts, result={"num_frames": num_frames, "fps": fps, "cuts": cuts, "is_copy": is_copy})
 

@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +24,7 @@ from media_server.jobs.spec import ArtifactRecord, Claim, Result
 from media_server.jobs.transitions import SEGMENTS
 from media_server.models.card import VideoCard
 from workers.gpu_process import GpuProcess, ProgramDied, ProgramFailed, ProgramLate
+from workers.leases import beat_meanwhile
 from workers.pool_worker import PoolContext
 
 logger = logging.getLogger(__name__)
@@ -295,10 +295,7 @@ class Run:
 
     def _meanwhile(self, work: Callable[[], T]) -> T:
         """Do something long in the helper thread, and beat meanwhile."""
-        future = self.helper.submit(work)
-        while not wait_for([future], timeout=0.1).done:
-            self._tick()
-        return future.result()
+        return beat_meanwhile(self.helper, work, self._tick)
 
     def _keep_segment(self, message: dict[str, Any]) -> None:
         """Upload a finished segment and write its checkpoint; in the helper thread."""

@@ -3,7 +3,8 @@
 import io
 import json
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from media_server.jobs.doorbell import make_celery
 from media_server.jobs.spec import Claim, JobSpec
 from media_server.jobs.states import Status
 from media_server.settings import Settings
+from workers.contact_sheet import draw_contact_sheet
 from workers.joining import inspect_film
 from workers.media_worker import join_film
 from workers.pool_worker import PoolContext
@@ -139,6 +141,38 @@ def test_cancel_is_confirmed_and_leaves_no_files(context: PoolContext) -> None:
     join_film(context, claim)
     assert store.get(context.db, claim.job.id).status is Status.CANCELLED
     assert files_of(context, claim) == []
+
+
+@pytest.mark.parametrize("slow", ["upload", "sheet"])
+def test_the_lease_is_renewed_while_nothing_is_reported(
+    context: PoolContext, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    claim = submit_join(context)
+    renewed: list[bool] = []
+
+    def lease_until() -> float:
+        with context.db.read() as tx:
+            return float(tx.conn.exec_driver_sql("SELECT lease_until FROM jobs").scalar_one())
+
+    def take_long(work: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(*arguments: Any, **named: Any) -> Any:
+            with context.db.write() as tx:
+                tx.conn.exec_driver_sql("UPDATE jobs SET lease_until = 0")
+            deadline = time.monotonic() + 10.0
+            while lease_until() == 0 and time.monotonic() < deadline:
+                time.sleep(0.02)
+            renewed.append(lease_until() > 0)
+            return work(*arguments, **named)
+
+        return wait
+
+    if slow == "upload":
+        monkeypatch.setattr(context.artifacts, "put_file", take_long(context.artifacts.put_file))
+    else:
+        monkeypatch.setattr("workers.media_worker.draw_contact_sheet", take_long(draw_contact_sheet))
+    join_film(context, claim)
+    assert renewed == [True]
+    assert store.get(context.db, claim.job.id).status is Status.COMPLETED
 
 
 def test_a_worker_that_stops_gives_the_job_back(context: PoolContext) -> None:
