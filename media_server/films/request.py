@@ -76,7 +76,7 @@ def submit_film(
     if num_frames < (request.shots or 1):
         rule = f"at least one frame a shot at {clip.fps} fps"
         raise InvalidRequest(f"seconds: {rule}, got {request.seconds:g}.", param="seconds", rule=rule)
-    if request.shots is not None and num_frames > request.shots * int(card.limits.max_seconds * clip.fps):
+    if num_frames > (request.shots or MAX_SHOTS) * card.limits.max_frames(clip.fps):
         refuse("seconds", f"at most {card.limits.max_seconds:g} s a shot", request.seconds)
     film_id = id or new_id("film")
     seed = secrets.randbelow(MAX_SEED) if request.seed is None else request.seed

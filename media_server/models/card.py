@@ -74,6 +74,10 @@ class ClipLimits(_Part):
     max_seconds: float = Field(gt=0)
     max_guidance_scale: float = Field(ge=0)
 
+    def max_frames(self, fps: int) -> int:
+        """Give the most frames that a clip may have at this rate."""
+        return int(self.max_seconds * fps + 1e-9)
+
 
 class ClipCost(_Part):
     """Coefficients of time and memory by shape and steps, measured by the worker; zero where unknown."""

@@ -41,7 +41,7 @@ def find_num_frames(card: VideoCard, request: ClipRequest, fps: int, overlap: in
             num_frames = single + (request.extend.segments - 1) * max(single - overlap, 1)
     if num_frames < 1:
         refuse(param, f"at least one frame at {fps} fps", getattr(request, param, None))
-    most = int(card.limits.max_seconds * fps + 1e-9)
+    most = card.limits.max_frames(fps)
     if num_frames > most:
         refuse(param, f"at most {card.limits.max_seconds:g} s, which is {most} frames at {fps} fps", num_frames)
     return num_frames

@@ -240,6 +240,9 @@ def _spec(body: StoryboardRequest, card: VideoCard, request: Request, owner: Cal
     if num_frames < (body.shots or 1):
         rule = f"at least one frame a shot at {fps} fps"
         raise InvalidRequest(f"seconds: {rule}, got {body.seconds:g}.", param="seconds", rule=rule, value=body.seconds)
+    if num_frames > (body.shots or MAX_SHOTS) * card.limits.max_frames(fps):
+        rule = f"at most {card.limits.max_seconds:g} s a shot"
+        raise InvalidRequest(f"seconds: {rule}, got {body.seconds:g}.", param="seconds", rule=rule, value=body.seconds)
     return JobSpec(
         kind="storyboard",
         pool=TEXT_POOL,

@@ -1,7 +1,8 @@
 """Storyboards: an idea becomes a title, characters, a palette and shots whose prompts the video model understands.
 
 The language model writes JSON that a grammar holds to the plan's schema (storyboard_plan.py), so it always parses. The
-writer gives each shot a pace, the rule splits the frames. Invariant: the frames sum exactly.
+writer gives each shot a pace, the rule splits the frames. Invariants: the frames sum exactly, and no shot is longer
+than the video model's clips may be.
 """
 
 import json
@@ -31,8 +32,12 @@ SHOTS_PER_TEXT = 12
 def write_storyboard(task: Task, write: Writer) -> Generator[str, None, dict[str, Any]]:
     """Write a storyboard; yields the text as it is written ("" for a sign of life), returns the storyboard.
 
-    Raises StoryboardError if the text is not complete; whatever `write` raises passes through.
+    Raises StoryboardError if the text is not complete, or the shots cannot hold the frames; whatever `write` raises
+    passes through.
     """
+    most = task.shots * task.card.limits.max_frames(task.fps)
+    if task.num_frames > most:
+        raise StoryboardError(f"{task.shots} shots of {task.card.name} hold {most} frames, not {task.num_frames}.")
     style = task.card.caption_style
     slots = slots_of(style)
     subjects: list[Subject] = []
@@ -54,12 +59,23 @@ def write_storyboard(task: Task, write: Writer) -> Generator[str, None, dict[str
     return _assemble(plan, frame, written)
 
 
-def split_frames(total: int, weights: Sequence[float]) -> list[int]:
-    """Split frames by weights: largest remainders, at least one each, the sum exact.
+def split_frames(total: int, weights: Sequence[float], *, most: int) -> list[int]:
+    """Split frames by weights: largest remainders, from one to `most` each, the sum exact.
 
-    `total` is at least the number of weights.
+    What a shot cannot take goes to the others, by their weights. `total` is from one to `most` times the number of
+    weights.
     """
-    assert total >= len(weights) > 0, f"split_frames: {total} frames for {len(weights)} shots"
+    assert 0 < len(weights) <= total <= most * len(weights), f"split_frames: {total} in {len(weights)} of {most}"
+    counts = _split(total, weights)
+    full = [count >= most for count in counts]
+    if not any(count > most for count in counts):
+        return counts
+    rest = [weight for weight, is_full in zip(weights, full, strict=True) if not is_full]
+    others = iter(split_frames(total - most * sum(full), rest, most=most) if rest else [])
+    return [most if is_full else next(others) for is_full in full]
+
+
+def _split(total: int, weights: Sequence[float]) -> list[int]:
     spare = total - len(weights)
     shares = [spare * weight / sum(weights) for weight in weights]
     counts = [int(share) for share in shares]
@@ -81,7 +97,8 @@ def _parse(text: str, count: int) -> dict[str, Any]:
 
 def _assemble(plan: Plan, frame: Mapping[str, Any], written: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     task = plan.task
-    counts = split_frames(task.num_frames, [PACES.get(str(shot.get("pace")), 1.0) for shot in written])
+    paces = [PACES.get(str(shot.get("pace")), 1.0) for shot in written]
+    counts = split_frames(task.num_frames, paces, most=task.card.limits.max_frames(task.fps))
     shots = [
         {
             "index": index,

@@ -63,7 +63,9 @@ class Task:
         if self.num_shots is not None:
             return self.num_shots
         seconds = self.num_frames / self.fps
-        return max(1, min(100, self.num_frames, round(seconds / SECONDS_PER_SHOT)))
+        # a model whose clips are short needs more
+        least = -(-self.num_frames // self.card.limits.max_frames(self.fps))
+        return max(1, min(100, self.num_frames, max(least, round(seconds / SECONDS_PER_SHOT))))
 
     def derive_seed(self, purpose: str) -> int:
         """Give a seed of 63 bits for one purpose."""

@@ -131,12 +131,41 @@ def test_texts_that_cannot_be_used_are_told_apart(text: str) -> None:
 )
 def test_frames_sum_exactly_and_follow_the_weights(total: int, weights: list[float]) -> None:
     weights = weights[:total]
-    counts = split_frames(total, weights)
+    counts = split_frames(total, weights, most=total)
     assert sum(counts) == total
     assert min(counts) >= 1
     spare = total - len(weights)
     for count, weight in zip(counts, weights, strict=True):
         assert abs(count - 1 - spare * weight / sum(weights)) < 1
+
+
+@given(
+    most=st.integers(1, 200),
+    weights=st.lists(st.floats(0.1, 10), min_size=1, max_size=60),
+    data=st.data(),
+)
+def test_no_shot_is_longer_than_it_may_be(most: int, weights: list[float], data: st.DataObject) -> None:
+    total = data.draw(st.integers(len(weights), most * len(weights)))
+    counts = split_frames(total, weights, most=most)
+    assert sum(counts) == total
+    assert min(counts) >= 1 and max(counts) <= most
+
+
+def test_what_a_slow_shot_cannot_take_goes_to_the_others_by_their_pace() -> None:
+    assert split_frames(100, [1.0, 2.0, 7.0], most=40) == [20, 40, 40]
+    assert split_frames(103, [1.0, 2.0, 7.0], most=60) == [15, 28, 60]
+
+
+def test_a_storyboard_keeps_to_the_clips_of_its_model() -> None:
+    limits = VIDEO_CARD.limits.model_copy(update={"max_seconds": 2})
+    card = VIDEO_CARD.model_copy(update={"limits": limits})
+    for seed in range(3):
+        _, board = run(task(card=card, num_frames=126, seed=seed), RandomWriter(seed))
+        assert max(shot["num_frames"] for shot in board["shots"]) <= 32
+        assert sum(shot["num_frames"] for shot in board["shots"]) == 126
+    assert task(card=card, num_frames=129, num_shots=None).shots == 5
+    with pytest.raises(StoryboardError, match=r"4 shots of .* hold 128 frames, not 129"):
+        run(task(card=card, num_frames=129), RandomWriter(0))
 
 
 @pytest.mark.parametrize(("seconds", "shots"), [(1, 1), (5, 2), (8, 3), (10, 4), (60, 24), (600, 100)])

@@ -177,6 +177,7 @@ def test_without_an_engine_the_job_is_tried_again_then_fails(
         ({"idea": "x" * 5000}, 400, "idea"),
         ({"seconds": 0}, 400, "seconds"),
         ({"seconds": 0.1, "shots": 9}, 400, "seconds"),
+        ({"seconds": 61, "shots": 2}, 400, "seconds"),
         ({"shots": 0}, 400, "shots"),
         ({"fps": 99}, 400, "fps"),
         ({"seed": -1}, 400, "seed"),
