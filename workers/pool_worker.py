@@ -122,6 +122,9 @@ def drain_pool(context: PoolContext, slots: threading.Semaphore, handler: Handle
     """Claim and do jobs of the pool until none is left or the worker stops."""
     while not context.stopping.is_set():
         with slots:
+            # the wait for a slot may have been long
+            if context.stopping.is_set():
+                return
             claim = claim_next(context.db, context.pool, context.worker, context.settings.lease_s)
             if claim is None:
                 return

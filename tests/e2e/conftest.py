@@ -22,6 +22,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-P", "-m", "media_server.cli")
+# random weights, which stand in until there are trained ones, are much quicker
+HAS_MODEL = (ROOT / "assets" / "tiny_wan").is_dir()
+# enough for a test to look at a job, or to kill its worker, while it runs
+SLOW_STEPS = 20 if HAS_MODEL else 200
 LAUNCHER = ROOT / "workers" / "child.py"
 START_S = 200.0
 # drain and end within 30 s
@@ -157,7 +161,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("config")
     lines = ["version = 1", 'gpus = "cpu"', "allow_private_urls = true"]
     lines += ["lease_s = 6.0", "beat_s = 1.5", "sweep_s = 1.0", "doorbell_s = 2.0"]
-    if not (ROOT / "assets" / "tiny_wan").is_dir():
+    if not HAS_MODEL:
         from video.tiny.model import random_checkpoint
 
         model = random_checkpoint(folder / "tiny_wan")

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from tests.e2e.conftest import Service, run_cli, start, wait_for
+from tests.e2e.conftest import SLOW_STEPS, Service, run_cli, start, wait_for
 from workers.joining import inspect_film
 
 # the first test of a run starts the service
@@ -65,7 +65,7 @@ def test_a_film_outlives_two_deaths_of_the_service(running: list[Service], confi
         "seconds": SECONDS,
         "shots": 4,
         "seed": 9,
-        "num_inference_steps": 40,
+        "num_inference_steps": SLOW_STEPS,
     }
     film_id = str(httpx.post(f"{service.url}/v1/films", json=body, timeout=30, trust_env=False).json()["id"])
 

@@ -7,15 +7,15 @@ import psutil
 import pytest
 
 from media_server.settings import Settings
-from tests.e2e.conftest import Service, run_cli, wait_for
+from tests.e2e.conftest import SLOW_STEPS, Service, run_cli, wait_for
 
 # the first test of a run starts the service
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 def test_a_killed_video_worker_leaves_no_gpu_program_and_its_job_goes_on(service: Service) -> None:
-    body = {"num_inference_steps": 60, "seed": 3}
-    video = service.openai.videos.create(prompt="a red ball", seconds="1", size="64x64", extra_body=body)  # type: ignore[arg-type]
+    body = {"num_inference_steps": SLOW_STEPS, "seed": 3}
+    video = service.openai.videos.create(prompt="a red ball", seconds="2", size="96x96", extra_body=body)  # type: ignore[arg-type]
     wait_for(lambda: service.get(f"/v1/videos/{video.id}")["step"], 60, "the first step")
     worker = service.child("worker")
     assert worker is not None

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,12 +13,15 @@ from typing import Any
 
 import pytest
 
+from media_server.artifacts.store import open_artifacts
 from media_server.jobs import store
+from media_server.jobs.claims import release
 from media_server.jobs.database import Database, migrate, open_database
 from media_server.jobs.doorbell import make_celery, ring
-from media_server.jobs.spec import Job, JobSpec
+from media_server.jobs.spec import Claim, Job, JobSpec
 from media_server.jobs.states import Status
 from media_server.settings import Settings, child_environment
+from workers.pool_worker import PoolContext, drain_pool
 from workers.valkey import is_answering, valkey_command, wait_until_answering
 
 PROGRAM = Path(__file__).with_name("pool_program.py")
@@ -120,3 +124,35 @@ def test_without_a_broker_jobs_are_found_by_looking(tmp_path: Path) -> None:
         for _ in range(2):
             assert wait_for(db, submit(db, do="finish"), ended).status is Status.COMPLETED
     db.close()
+
+
+def test_who_waited_for_a_slot_claims_nothing_once_the_worker_stops(settings: Settings, db: Database) -> None:
+    context = PoolContext(
+        settings=settings,
+        db=db,
+        artifacts=open_artifacts(settings),
+        celery=make_celery(settings),
+        stopping=threading.Event(),
+        pool="test",
+        worker="tester@test:1",
+    )
+    has_begun = threading.Event()
+
+    def give_back(context: PoolContext, claim: Claim) -> None:
+        has_begun.set()
+        context.stopping.wait(10)
+        # the other thread waits for this slot by now
+        time.sleep(0.2)
+        release(context.db, claim)
+
+    job_id = store.submit(db, JobSpec(kind="video", pool="test")).id
+    slots = threading.Semaphore(1)
+    threads = [threading.Thread(target=drain_pool, args=(context, slots, give_back)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert has_begun.wait(10)
+    context.stopping.set()
+    for thread in threads:
+        thread.join(10)
+    job = store.get(db, job_id)
+    assert (job.status, job.attempt) == (Status.QUEUED, 1)
