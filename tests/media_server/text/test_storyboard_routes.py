@@ -90,7 +90,12 @@ def test_from_idea_to_file(service: TextService, context: PoolContext, handler: 
 def test_a_stream_shows_the_text_and_ends_with_the_storyboard(
     service: TextService, context: PoolContext, handler: Handler
 ) -> None:
-    worker = threading.Timer(0.3, work, (context, handler))
+    def work_once_it_is_there() -> None:
+        deadline = time.monotonic() + 60.0
+        while work(context, handler) == 0 and time.monotonic() < deadline:
+            time.sleep(0.3)
+
+    worker = threading.Thread(target=work_once_it_is_there)
     worker.start()
     with service.http as http:
         answer = http.post("/v1/storyboards", json={**IDEA, "stream": True})
