@@ -15,12 +15,18 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Tie this process to its parent and execute the rest of the command line."""
     parent, program = int(sys.argv[1]), sys.argv[2:]
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        # the parent may have died before the request was made
-        if os.getppid() != parent:
-            sys.exit(1)
+    if not tie_to_parent(parent, signal.SIGKILL):
+        sys.exit(1)
     os.execv(program[0], program)
+
+
+def tie_to_parent(parent: int, signal_number: signal.Signals) -> bool:
+    """Have this process get a signal when its parent dies; False if that has happened already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal_number), 0, 0, 0)
+        # the parent may have died before the request was made
+        return os.getppid() == parent
+    return True
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from media_server.jobs.claims import end_leases
 from media_server.jobs.database import Database, lock_data_dir, migrate, open_database
 from media_server.jobs.doorbell import make_celery, ring
 from media_server.settings import ModelEntry, Settings, child_environment, load_settings
+from workers.child import tie_to_parent
 from workers.leases import end_leases_of_the_dead, worker_id
 from workers.logging_setup import setup_logging
 from workers.processes import Child, ChildSpec, describe_exit, write_line
@@ -48,6 +49,8 @@ _VALKEY = "valkey"
 def main(argv: Sequence[str]) -> int:
     """Start and watch the whole service on this machine."""
     arguments = _parse(argv)
+    if arguments.parent is not None and not tie_to_parent(arguments.parent, signal.SIGTERM):
+        return 1
     settings = load_settings(
         arguments.config,
         host=arguments.host,
@@ -75,6 +78,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, metavar="DIR", help="data folder (default ~/.local/share/media-server)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
     parser.add_argument("--log-level", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+    parser.add_argument("--parent", type=int, metavar="PID", help="stop when this parent process dies (on Linux)")
     return parser.parse_args(argv)
 
 

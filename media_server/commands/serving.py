@@ -1,6 +1,7 @@
 """A service that lives as long as one command: started on a free port, its log in the data folder, stopped after."""
 
 import contextlib
+import os
 import re
 import signal
 import subprocess
@@ -32,6 +33,9 @@ def serve(data_dir: Path | None, console: Console) -> Iterator[str]:
     log_path = folder / "serve.log"
     # -P: a folder named like one of our packages in the working directory must not shadow it
     command = [sys.executable, "-P", "-m", "media_server.cli", "up", "--port", "0", "--data", str(folder)]
+    command += ["--parent", str(os.getpid())]
+    # whoever ends this command ends the service: leave by way of the `finally` below
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     # appended: another such command that runs on this folder goes on writing
     with log_path.open("ab") as log:
         log_start = log.tell()

@@ -1,13 +1,15 @@
 """The processes themselves: killed workers, a killed API, a killed Valkey, a second service, a port that is taken."""
 
+import signal
 import socket
+import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
 
 from media_server.settings import Settings
-from tests.e2e.conftest import SLOW_STEPS, Service, run_cli, wait_for
+from tests.e2e.conftest import COMMAND, SLOW_STEPS, Service, run_cli, wait_for
 
 # the first test of a run starts the service
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -69,6 +71,23 @@ def test_a_command_that_brings_its_own_service_says_why_it_did_not_start(service
     said = done.stderr.strip().splitlines()[-1]
     reason = f"The data folder is in use by process {service.process.pid}."
     assert said.startswith(f"media-server: the service did not start: {reason}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_command_that_is_ended_takes_its_own_service_with_it(number: signal.Signals, tmp_path: Path) -> None:
+    command = subprocess.Popen(
+        [*COMMAND, "make", "a red ball", "--serve", "--data", str(tmp_path / "data")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    family = psutil.Process(command.pid)
+    # supervisor, Valkey, and the first of the others
+    wait_for(lambda: len(family.children(recursive=True)) >= 5, 60, "its service starts")
+    service = family.children(recursive=True)
+    command.send_signal(number)
+    assert command.wait(40) == {signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
+    _, left = psutil.wait_procs(service, timeout=30)
+    assert left == []
 
 
 def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
