@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ import httpx
 import openai
 import psutil
 import pytest
+
+from media_server.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-P", "-m", "media_server.cli")
@@ -184,6 +187,9 @@ def running(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     assert took_s < STOP_S
     _, left = psutil.wait_procs(children, timeout=2)
     assert left == [], "processes outlived their service"
+    # pytest keeps the folders of three runs; the converted language model is most of them
+    shutil.rmtree(service.data_dir / "models")
+    shutil.rmtree(Settings(data_dir=service.data_dir).runtime_dir)
 
 
 @pytest.fixture
