@@ -38,6 +38,13 @@ def live(app: FastAPI) -> Iterator[str]:
     thread.join()
 
 
+def stop_claiming(working: Any) -> None:
+    """Let the scripted worker take no more jobs; a claim that was under way could still have taken the next one."""
+    is_idle = threading.Event()
+    working.worker.claim = lambda pool: is_idle.set()
+    assert is_idle.wait(10)
+
+
 @pytest.fixture
 def client(live: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{live}/v1", api_key="anything", max_retries=2) as client:
@@ -111,7 +118,7 @@ def test_errors_are_the_packages_own(client: openai.OpenAI) -> None:
 
 
 def test_a_409_is_not_repeated(client: openai.OpenAI, working: Any) -> None:
-    working.worker.claim = lambda pool: None
+    stop_claiming(working)
     video = client.videos.create(prompt="a")
     calls: list[httpx.Request] = []
     transport = client._client
@@ -151,7 +158,7 @@ def test_a_listener_that_goes_away_is_forgotten(
 ) -> None:
     monkeypatch.setattr(http_events, "FALLBACK_S", 0.05)
     monkeypatch.setattr(http_events, "HEARTBEAT_S", 0.05)
-    working.worker.claim = lambda pool: None
+    stop_claiming(working)
     video = client.videos.create(prompt="a")
     with httpx.stream("GET", f"{live}/v1/jobs/{video.id}/events", trust_env=False, timeout=10) as answer:
         assert "event: job.queued" in answer.iter_lines()
