@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from video.tiny import bank, forward
+from video.tiny.alignment import Shown, shown
 from video.tiny.draw import draw
 from video.tiny.forward import Kernels
 from video.tiny.model import PATCH, SPATIAL_FACTOR, TEMPORAL_FACTOR
@@ -61,6 +62,7 @@ class Encoded:
     latents: Tensor
     rest: Tensor
     text: Tensor
+    shown: Shown | None = None
 
 
 def request(pool: Pool | None, buckets: tuple[Bucket, ...], captions_each: int) -> list[Iterator[bank.Said]]:
@@ -85,12 +87,13 @@ def encode_bucket(
         seconds: wall clock; None for no limit.
     """
     device = next(vae.parameters()).device
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = kernels.dtype
     mean = torch.tensor(vae.config.latents_mean, device=device).view(1, -1, 1, 1, 1)
     std = torch.tensor(vae.config.latents_std, device=device).view(1, -1, 1, 1, 1)
     latents: list[Tensor] = []
     rests: list[Tensor] = []
     texts: list[Tensor] = []
+    seen: list[Shown] = []
     limit = Budget(seconds=seconds) if seconds is not None else Budget(steps=bucket.max_clips)
     clips_at_once = max(1, 64 * 33 * 96 * 160 // (bucket.num_frames * bucket.height * bucket.width))
     count = 0
@@ -102,6 +105,7 @@ def encode_bucket(
             resting, _ = forward.encode(vae, still, kernels, dtype)
             latents.append(((encoded - mean) / std).to(dtype))
             rests.append(((resting[:, :, 1:] - mean) / std).to(dtype))
+        seen.append(shown(part.scenes, bucket.num_frames, bucket.height, bucket.width, device))
         rows = torch.from_numpy(part.ids).to(device)
         texts.append(embed(encoder, rows.flatten(0, 1), dtype).unflatten(0, rows.shape[:2]))
         count += len(part.scenes)
@@ -109,7 +113,8 @@ def encode_bucket(
             torch.cuda.synchronize()
         if limit.progress(count) >= 1:
             break
-    return Encoded(bucket, torch.cat(latents), torch.cat(rests), torch.cat(texts))
+    all_shown = Shown(*(torch.cat([getattr(part, name) for part in seen]) for name in ("cover", "things", "backdrop")))
+    return Encoded(bucket, torch.cat(latents), torch.cat(rests), torch.cat(texts), all_shown)
 
 
 def encode_all(

@@ -1,7 +1,7 @@
 """Optimisers for the tiny models: Muon for hidden matrices, AdamW for the rest, an average of the weights.
 
 Source: Muon (Jordan et al. 2024) with the update scaled to AdamW's size, 0.2 * sqrt(larger side) (arXiv 2502.16982).
-Newton-Schulz runs in bf16 on CUDA and in fp32 on the CPU, where bf16 products are slow and coarse.
+Newton-Schulz runs in bf16 where the device multiplies in it, else in fp32.
 
 Invariants: matrices of one shape are orthogonalised in one batched product; no step reads a value back to the host;
 `state_dict` and `load_state_dict` continue bit for bit.
@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from video.tiny.forward import training_dtype
 
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
@@ -64,7 +66,7 @@ def orthogonalize(matrices: Tensor, iterations: int = 5) -> Tensor:
         `[B, M, N]` in the dtype given; singular values lie between about 0.7 and 1.2.
     """
     a, b, c = _NEWTON_SCHULZ
-    x: Tensor = matrices.to(torch.bfloat16 if matrices.is_cuda else torch.float32)
+    x: Tensor = matrices.to(training_dtype(matrices.device))
     is_tall = x.size(-2) > x.size(-1)
     if is_tall:
         x = x.mT

@@ -52,7 +52,7 @@ def time_crops(
     """Log the first and the median step of the autoencoder for each shape of batch."""
     vae = train_autoencoder.fresh_autoencoder(0).to(device)
     optimizer = Optimizer(vae, train_autoencoder.HIDDEN, 1e-3)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = kernels.dtype
     for crop in crops:
         clips = banks[crop.bank][: crop.batch, : crop.num_frames]
 
@@ -73,7 +73,7 @@ def time_buckets(
 ) -> None:
     """Log the first and the median step of the denoiser for each size of clip, with and without a causal mask."""
     optimizer = Optimizer(model, train_transformer.HIDDEN, 0.0)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = kernels.dtype
     generator = torch.Generator(device).manual_seed(0)
     for encoded in material:
         for mask in (None, train_transformer.causal_mask(encoded.bucket, device)):

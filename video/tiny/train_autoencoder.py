@@ -99,8 +99,7 @@ def train(
         resume: continue from the state in `out`.
     """
     device = held_out.device
-    is_cuda = device.type == "cuda"
-    dtype = torch.bfloat16 if is_cuda else torch.float32
+    dtype = kernels.dtype
     optimizer = Optimizer(vae, HIDDEN, learning_rate, ema_decay=0.998)
     step = 0
     state = load_state(out / STATE_FILE, device) if resume else None

@@ -1,9 +1,9 @@
 """Trains a smaller Wan of the tiny world on CPU cores: `python -m video.tiny.train_small autoencoder --out runs/small`.
 
 The stages, each with its own seconds of wall clock: `autoencoder`, `text`, `encode`, `transformer`. Clips are 64x96
-pixels and 17 or 33 frames long, of a part of the tiny world that two cores learn in an hour: one shape (`KINDS`) before
-a still camera, on a plain backdrop, by day or at night. `--resume` goes on from the state of an interrupted stage,
-`--from` starts a stage from the weights of an earlier run in another folder.
+pixels and 17 or 33 frames long. The autoencoder and the text encoder learn the whole tiny world, the denoiser a part of
+it that two cores learn in two hours: one thing before a still camera. `--resume` goes on from the state of an
+interrupted stage, `--from` starts a stage from the weights of an earlier run in another folder.
 
 Invariant: weights, states and the log lie in --out, under the names that `video.tiny.convert` reads.
 """
@@ -20,42 +20,44 @@ import torch
 from torch import Tensor
 
 from video.tiny import bank, captions, latents, train_autoencoder, train_text, train_transformer
+from video.tiny.alignment import Shown
 from video.tiny.bank import Said
-from video.tiny.forward import Kernels
+from video.tiny.forward import Kernels, training_dtype
 from video.tiny.latents import Bucket, Encoded
 from video.tiny.model import build_autoencoder, build_text_encoder
 from video.tiny.optim import Budget
 from video.tiny.paths import poses
 from video.tiny.runs import Log, load_weights
 from video.tiny.train_autoencoder import Crop
-from video.tiny.vocabulary import PLAINS
 from video.tiny.world import Scene
 
 logger = logging.getLogger(__name__)
 
-AUTOENCODER = {"base_dim": 16, "decoder_base_dim": 16}
+AUTOENCODER = {"base_dim": 16, "decoder_base_dim": 24}
 TRANSFORMER = {"num_attention_heads": 2, "attention_head_dim": 80, "num_layers": 6, "ffn_dim": 640}
-BANK = (640, 17, 64, 96)
+BANKS = {"wide": (1536, 17, 64, 96), "large": (384, 17, 96, 160)}
 NEAR = 48  # pixels of the side of a window around a thing, where most of what there is to learn lies
-CROPS = (Crop("near", 5, 12, 0.2), Crop("near", 9, 7, 0.65), Crop("wide", 17, 1, 0.15))
+CROPS = (Crop("near", 9, 8, 0.6), Crop("near", 17, 4, 0.15), Crop("wide", 17, 2, 0.15), Crop("large", 17, 1, 0.1))
 BUCKETS = (
-    Bucket(64, 96, 17, 24, share=0.75, late_share=0.5, material=0.6, max_clips=1536),
-    Bucket(64, 96, 33, 12, share=0.25, late_share=0.5, material=0.4, max_clips=512),
+    Bucket(64, 96, 17, 48, share=0.8, late_share=0.5, material=0.6, max_clips=6144),
+    Bucket(64, 96, 33, 24, share=0.2, late_share=0.5, material=0.4, max_clips=2048),
 )
-KINDS = ("ball", "square", "triangle", "star")
-BACKDROPS = (*PLAINS, "day", "night")
 CAPTIONS_EACH = 6
 DEVICE = torch.device("cpu")
 
 
 def autoencoder(args: argparse.Namespace) -> None:
     """Train the autoencoder for `args.seconds`."""
-    count, frames, height, width = BANK
-    said = list(few_scenes("train", 50_000_000, count, 0))
-    wide = bank.draw_clips(said, frames, height, width, DEVICE, count)
-    scenes = [scene for part in said for scene in part.scenes]
-    banks = {"wide": wide, "near": torch.cat([windows(scenes, wide, start) for start in (0, 4, 8)])}
-    held_out = bank.draw_clips(few_scenes("unseen", 0, 16, 0), frames, height, width, DEVICE, 16)
+    banks = {}
+    near = []
+    for index, (name, (count, frames, height, width)) in enumerate(BANKS.items()):
+        said = list(bank.say_all(None, bank.jobs("train", 50_000_000 + 1_000_000 * index, count, 0)))
+        banks[name] = bank.draw_clips(said, frames, height, width, DEVICE, count)
+        near.append(windows([scene for part in said for scene in part.scenes], banks[name]))
+    banks["near"] = torch.cat(near)
+    _, frames, height, width = BANKS["wide"]
+    unseen = bank.say_all(None, bank.jobs("unseen", 0, 32, 0))
+    held_out = bank.draw_clips(unseen, frames, height, width, DEVICE, 32)
     vae = train_autoencoder.fresh_autoencoder(args.seed, **AUTOENCODER)
     if args.start is not None:
         vae.load_state_dict(load_weights(args.start, "vae")[0])
@@ -66,7 +68,7 @@ def autoencoder(args: argparse.Namespace) -> None:
         Budget(seconds=args.seconds),
         args.out,
         Log(args.out / "log.jsonl"),
-        Kernels(),
+        Kernels(args.compile, training_dtype(DEVICE)),
         held_out=held_out,
         seed=args.seed,
         learning_rate=args.rate,
@@ -78,8 +80,8 @@ def autoencoder(args: argparse.Namespace) -> None:
 
 def text(args: argparse.Namespace) -> None:
     """Train the text encoder for `args.seconds`."""
-    ids, labels = one_thing(*bank.label_all(None, bank.jobs("train", 90_000_000, 8192, 2, 0.3)))
-    check = one_thing(*bank.label_all(None, bank.jobs("unseen", 0, 512, 1)))
+    ids, labels = bank.label_all(None, bank.jobs("train", 90_000_000, 16384, 2, 0.3))
+    check = bank.label_all(None, bank.jobs("unseen", 0, 512, 1))
     torch.manual_seed(args.seed)
     train_text.train(
         train_text.Reader(len(captions.WORDS) + 3),
@@ -90,7 +92,7 @@ def text(args: argparse.Namespace) -> None:
         Log(args.out / "log.jsonl"),
         check=check,
         seed=args.seed,
-        batch=64,
+        batch=128,
         learning_rate=args.rate,
         log_every=20,
         save_every=100,
@@ -98,38 +100,30 @@ def text(args: argparse.Namespace) -> None:
     )
 
 
-def windows(scenes: list[Scene], clips: Tensor, start: int) -> Tensor:
-    """Cut nine frames from `start` on around the thing of each clip `[N, T, H, W, 3]`: `[N, 9, NEAR, NEAR, 3]`."""
+def windows(scenes: list[Scene], clips: Tensor) -> Tensor:
+    """Cut each clip `[N, T, H, W, 3]` around its first thing, where that is halfway: `[N, T, NEAR, NEAR, 3]`."""
     height, width = clips.shape[2:4]
     things = [scene.things[0] for scene in scenes]
-    middle = poses(things, [scene.camera for scene in scenes], torch.tensor([(start + 4) / 16]))
-    generator = torch.Generator().manual_seed(start)
+    middle = poses(things, [scene.camera for scene in scenes], torch.tensor([(clips.shape[1] // 2) / 16]))
+    generator = torch.Generator().manual_seed(len(clips))
     jitter = torch.randint(-10, 11, (2, len(scenes)), generator=generator)
     cut = []
     for index, clip in enumerate(clips):
         left = int(middle.x[index, 0] * width) - NEAR // 2 + int(jitter[0, index])
         top = int(middle.y[index, 0] * height) - NEAR // 2 + int(jitter[1, index])
         left, top = min(max(left, 0), width - NEAR), min(max(top, 0), height - NEAR)
-        cut.append(clip[start : start + 9, top : top + NEAR, left : left + NEAR])
+        cut.append(clip[:, top : top + NEAR, left : left + NEAR])
     return torch.stack(cut)
 
 
-def one_thing(ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Keep the captions, `[R, L]` and `[R, L, A]`, that name one kind of thing at most."""
-    kinds = labels[..., captions.ATTRIBUTES.index("kind")]
-    lowest = kinds.masked_fill(kinds < 0, kinds.max()).amin(1)
-    is_one = kinds.amax(1) <= lowest
-    return ids[is_one], labels[is_one]
-
-
-def few_scenes(split: str, first_seed: int, count: int, captions_each: int) -> Iterator[Said]:
-    """Say `count` scenes of the part of the world that is trained on, in parts of at most 64."""
+def taught_scenes(split: str, first_seed: int, count: int, captions_each: int) -> Iterator[Said]:
+    """Say `count` scenes of the part of the world that the denoiser is taught, in parts of at most 64."""
     scenes: list[Scene] = []
     rows: list[Any] = []
     for seed in itertools.count(first_seed, 64):
         said = bank.say(bank.Job(split, seed, 64, captions_each))
         for scene, ids in zip(said.scenes, said.ids, strict=True):
-            if is_few(scene):
+            if is_taught(scene):
                 scenes.append(scene)
                 rows.append(ids)
         while scenes and len(scenes) >= min(64, count):
@@ -140,10 +134,9 @@ def few_scenes(split: str, first_seed: int, count: int, captions_each: int) -> I
                 return
 
 
-def is_few(scene: Scene) -> bool:
-    """Tell whether a scene belongs to the part of the world that is trained on."""
-    things = scene.things
-    return len(things) == 1 and things[0].kind in KINDS and scene.backdrop in BACKDROPS and scene.camera == "none"
+def is_taught(scene: Scene) -> bool:
+    """Tell whether a scene belongs to the part of the world that the denoiser is taught."""
+    return len(scene.things) == 1 and scene.camera == "none"
 
 
 def encode(args: argparse.Namespace) -> None:
@@ -157,10 +150,11 @@ def encode(args: argparse.Namespace) -> None:
     encoder.load_state_dict(load_weights(args.out, "text")[0])
     log = Log(args.out / "log.jsonl")
     for index, bucket in enumerate(BUCKETS):
-        said = few_scenes("train", args.first_seed + 1_000_000 * index, bucket.max_clips, CAPTIONS_EACH)
-        made = latents.encode_bucket(bucket, said, vae, encoder, Kernels(), None)
+        said = taught_scenes("train", args.first_seed + 1_000_000 * index, bucket.max_clips, CAPTIONS_EACH)
+        made = latents.encode_bucket(bucket, said, vae, encoder, Kernels(dtype=training_dtype(DEVICE)), None)
         path = args.out / f"encoded-{bucket.name}-{args.first_seed}.pt"
-        torch.save({"latents": made.latents, "rest": made.rest, "text": made.text.half()}, path)
+        assert made.shown is not None
+        torch.save({"latents": made.latents, "rest": made.rest, "text": made.text} | vars(made.shown), path)
         log.write("encoded", bucket=bucket.name, clips=len(made.latents))
 
 
@@ -171,14 +165,15 @@ def transformer(args: argparse.Namespace) -> None:
         parts = [torch.load(path, weights_only=True) for path in sorted(args.out.glob(f"encoded-{bucket.name}-*.pt"))]
         if not parts:
             raise FileNotFoundError(f"train_small: no encoded-{bucket.name}-*.pt in {args.out}; run `encode` first")
-        joined = {key: torch.cat([part[key].float() for part in parts]) for key in ("latents", "rest", "text")}
-        material.append(Encoded(bucket, joined["latents"], joined["rest"], joined["text"]))
+        joined = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+        seen = Shown(*(joined.pop(name) for name in ("cover", "things", "backdrop")))
+        material.append(Encoded(bucket, **joined, shown=seen))
     encoder = build_text_encoder(len(captions.WORDS) + 3).eval()
     encoder.load_state_dict(load_weights(args.out, "text")[0])
     model = train_transformer.fresh_transformer(args.seed, **TRANSFORMER)
     if args.start is not None:
         model.load_state_dict(load_weights(args.start, "transformer")[0])
-    kernels = Kernels(is_compiled=args.compile)
+    kernels = Kernels(args.compile, training_dtype(DEVICE))
     train_transformer.train(
         model,
         material,
@@ -190,6 +185,7 @@ def transformer(args: argparse.Namespace) -> None:
         seed=args.seed,
         learning_rate=args.rate,
         causal_share=args.causal_share,
+        align=args.align,
         log_every=20,
         save_every=200,
         weights_every_s=300.0,
@@ -209,6 +205,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--first-seed", type=int, default=0, help="of the scenes to encode")
     parser.add_argument("--causal-share", type=float, default=0.1)
+    parser.add_argument("--align", type=float, default=0.1, help="weight of the probe's loss (video.tiny.alignment)")
     parser.add_argument("--compile", action="store_true", help="compile the blocks; needs a C++ compiler")
     parser.add_argument("--from", dest="start", type=Path, help="folder whose weights the stage starts from")
     parser.add_argument("--resume", action="store_true")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import UMT5EncoderModel
 
 from video.tiny import bank, captions
+from video.tiny.forward import training_dtype
 from video.tiny.model import TEXT_ENCODER, build_text_encoder
 from video.tiny.optim import Budget, Optimizer, learning_rate_scale
 from video.tiny.runs import Log, load_state, save_state, save_weights
@@ -69,6 +70,8 @@ def train(
         seed, batch, learning_rate, log_every, save_every, resume: as their names say; rates are AdamW's kind.
     """
     device = ids.device
+    longest = int((ids != 0).any(0).sum())  # padding is neither attended nor labelled
+    ids, labels = ids[:, :longest], labels[:, :longest]
     optimizer = Optimizer(reader, HIDDEN, learning_rate, ema_decay=0.99)
     step = 0
     state = load_state(out / STATE_FILE, device) if resume else None
@@ -80,7 +83,9 @@ def train(
     while (progress := budget.progress(step)) < 1:
         generator.manual_seed(seed * 1_000_003 + step)
         rows = torch.randint(len(ids), (batch,), generator=generator, device=device)
-        scores, wanted = reader(ids[rows]), labels[rows]
+        with torch.autocast(device.type, training_dtype(device), enabled=training_dtype(device) != torch.float32):
+            scores = reader(ids[rows])
+        wanted = labels[rows]
         losses = [
             F.cross_entropy(score.flatten(0, 1).float(), wanted[..., index].flatten(), ignore_index=-1, reduction="sum")
             for index, score in enumerate(scores)

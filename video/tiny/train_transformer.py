@@ -12,7 +12,7 @@ Invariant: step n draws everything from (seed, n), so a resumed run continues bi
 import argparse
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from video.tiny import bank, captions, forward
+from video.tiny.alignment import Probe, Shown
 from video.tiny.forward import Kernels
 from video.tiny.latents import Bucket, Encoded, encode_all, request
 from video.tiny.model import TRANSFORMER, build_autoencoder, build_text_encoder, build_transformer
@@ -60,6 +61,7 @@ class Batch:
     noise: Tensor
     text: Tensor
     mask: Tensor | None
+    shown: Shown | None = None
 
 
 def train(
@@ -74,6 +76,7 @@ def train(
     seed: int = 0,
     learning_rate: float = 2e-3,
     causal_share: float = 0.15,
+    align: float = 0.0,
     log_every: int = 50,
     save_every: int | None = None,
     weights_every_s: float = 60.0,
@@ -92,18 +95,24 @@ def train(
         seed: of everything a step draws.
         learning_rate: peak.
         causal_share: share of the steps whose attention is causal over latent frames.
+        align: weight of the probe's loss (`video.tiny.alignment`) over the first half; it is gone after three quarters.
         log_every, save_every: in steps; a state is written only where `save_every` is given.
         weights_every_s: seconds between writings of the averaged weights.
         resume: continue from the state in `out`.
     """
     device = empty.device
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = kernels.dtype
+    material, empty = crop_padding(material, empty)
     optimizer = Optimizer(model, HIDDEN, learning_rate, ema_decay=0.9985)
+    probe = Probe(model.patch_embedding.out_channels).to(device)  # type: ignore[union-attr, arg-type]
+    probe_optimizer = torch.optim.AdamW(probe.parameters(), lr=learning_rate, weight_decay=0.0)
     step = 0
     state = load_state(out / STATE_FILE, device) if resume else None
     if state is not None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
+        probe.load_state_dict(state["probe"])
+        probe_optimizer.load_state_dict(state["probe_optimizer"])
         step = state["step"]
     generator = torch.Generator(device)
     masks = {e.bucket.name: causal_mask(e.bucket, device) for e in material}
@@ -115,20 +124,26 @@ def train(
         mask = masks[encoded.bucket.name] if draws[1] < causal_share else None
         generator.manual_seed(seed * 1_000_003 + step)
         batch = draw_batch(encoded, empty, mask, generator)
-        loss = flow_loss(model, batch, kernels, dtype)
-        loss.backward()
+        weight = align * min(max(3 - 4 * progress, 0.0), 1.0)
+        loss, aligned = flow_and_probe_loss(model, batch, kernels, dtype, probe if weight > 0 else None)
+        (loss + weight * aligned).backward()
         scale = learning_rate_scale(progress, step)
         optimizer.step(scale)
+        if weight > 0:
+            probe_optimizer.step()
+            probe_optimizer.zero_grad(set_to_none=True)
         losses, window, seen = losses + loss.detach(), window + 1, seen + len(batch.clean)
         if step % log_every == 0:
             value = float(losses) / window
             optimizer.keep_or_restore(math.isfinite(value))
             losses, window = torch.zeros((), device=device), 0
-            log.write("transformer", step=step, clips=seen, loss=value, lr=learning_rate * scale)
+            log.write("transformer", step=step, clips=seen, loss=value, probe=float(aligned), lr=learning_rate * scale)
         step += 1
         if save_every is not None and step % save_every == 0:
             model_state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-            save_state(out / STATE_FILE, {"model": model_state, "optimizer": optimizer.state_dict(), "step": step})
+            kept = {"model": model_state, "optimizer": optimizer.state_dict(), "step": step}
+            kept |= {"probe": probe.state_dict(), "probe_optimizer": probe_optimizer.state_dict()}
+            save_state(out / STATE_FILE, kept)
         if budget.elapsed_s - saved_s > weights_every_s:
             saved_s = budget.elapsed_s
             save_weights(out, "transformer", optimizer.ema_state(), {"steps": step, "clips": seen, "is_final": False})
@@ -136,6 +151,13 @@ def train(
     log.write("transformer", step=step, clips=seen, elapsed_s=budget.elapsed_s)
     save_weights(out, "transformer", model.state_dict(), {"steps": step, "clips": seen, "is_final": True})
     return model
+
+
+def crop_padding(material: list[Encoded], empty: Tensor) -> tuple[list[Encoded], Tensor]:
+    """Keep of every text the longest one's tokens and one of the padding, which `denoise` counts as often as it was."""
+    longest = max(int((encoded.text != 0).any(-1).any(0).any(0).sum()) for encoded in material)
+    kept = min(longest + 1, MAX_TOKENS)
+    return [replace(encoded, text=encoded.text[:, :, :kept].contiguous()) for encoded in material], empty[:kept]
 
 
 def choose(material: list[Encoded], draw: float, progress: float) -> Encoded:
@@ -162,6 +184,7 @@ def draw_batch(encoded: Encoded, empty: Tensor, mask: Tensor | None, generator: 
         return torch.randint(count, (size,), generator=generator, device=device)
 
     rows = pick(len(encoded.latents))
+    seen = None if encoded.shown is None else encoded.shown[rows]
     clean = encoded.latents[rows].float()
     text = encoded.text[rows, pick(encoded.text.shape[1])]
     text = torch.where((uniform(size, 1, 1) < EMPTY_CAPTIONS), empty, text)
@@ -173,7 +196,7 @@ def draw_batch(encoded: Encoded, empty: Tensor, mask: Tensor | None, generator: 
     sigmas = (shift * sigmas / (1 + (shift - 1) * sigmas)).expand(size, frames)
     index = torch.arange(frames, device=device)
     if mask is not None:
-        return Batch(clean, sigmas * (index >= pick(frames)[:, None]), noise, text, mask)
+        return Batch(clean, sigmas * (index >= pick(frames)[:, None]), noise, text, mask, seen)
     none, first, several, _ = CONDITIONS
     kind = uniform(size)
     several_count = 2 + pick(max(min(3, frames - 2), 1))
@@ -182,17 +205,31 @@ def draw_batch(encoded: Encoded, empty: Tensor, mask: Tensor | None, generator: 
     is_last = kind >= none + first + several
     clean[:, :, -1:] = torch.where(is_last.view(-1, 1, 1, 1, 1), encoded.rest[rows].float(), clean[:, :, -1:])
     is_clean = (index < count[:, None]) | (is_last[:, None] & (index == frames - 1))
-    return Batch(clean, sigmas * ~is_clean, noise, text, None)
+    return Batch(clean, sigmas * ~is_clean, noise, text, None, seen)
 
 
 def flow_loss(model: nn.Module, batch: Batch, kernels: Kernels, dtype: torch.dtype) -> Tensor:
     """Compare the predicted velocity with noise - clean over the frames that are not conditioned."""
+    return flow_and_probe_loss(model, batch, kernels, dtype, None)[0]
+
+
+def flow_and_probe_loss(
+    model: nn.Module, batch: Batch, kernels: Kernels, dtype: torch.dtype, probe: Probe | None
+) -> tuple[Tensor, Tensor]:
+    """Return `flow_loss` and the probe's loss on the hidden state in the middle, 0 without a probe."""
+    middle = len(model.blocks) // 2 - 1  # type: ignore[arg-type]
+    taps = {middle: batch.clean}
     sigmas = batch.sigmas[:, None, :, None, None]
     noisy = torch.lerp(batch.clean, batch.noise, sigmas)
-    velocity = forward.denoise(model, noisy, 1000 * batch.sigmas, batch.text.to(dtype), kernels, batch.mask, dtype)
+    velocity = forward.denoise(
+        model, noisy, 1000 * batch.sigmas, batch.text.to(dtype), kernels, batch.mask, dtype, MAX_TOKENS, taps
+    )
     error = (velocity - (batch.noise - batch.clean)).square().mean((1, 3, 4))
     counts = (batch.sigmas > 0).float()
-    return (error * counts).sum() / counts.sum().clamp_min(1)
+    loss = (error * counts).sum() / counts.sum().clamp_min(1)
+    if probe is None or batch.shown is None:
+        return loss, torch.zeros((), device=loss.device)
+    return loss, probe.loss(taps[middle], batch.shown)
 
 
 def flow_shift(tokens: int) -> float:
@@ -265,7 +302,7 @@ def empty_text(encoder: Any, device: torch.device) -> Tensor:
     """Embed the empty caption: `[L, D]`."""
     ids = torch.zeros(1, MAX_TOKENS, dtype=torch.int64, device=device)
     ids[0, 0] = 1
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = forward.training_dtype(device)
     return embed(encoder, ids, dtype)[0]
 
 
