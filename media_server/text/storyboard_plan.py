@@ -26,6 +26,7 @@ from media_server.text.subjects import (
     find_words,
     meaning_of,
 )
+from media_server.text.wording import deal_moods, deal_names, deal_titles
 
 # a clip of about this length holds one thought
 SECONDS_PER_SHOT = 2.5
@@ -40,8 +41,6 @@ _HAND = 4
 # and a film has so many places, unless its idea names them
 _PLACES = 3
 _TITLE = "[A-Z][a-z]{1,11}( [A-Za-z][a-z]{0,11}){1,4}"
-_NAME = "[A-Z][a-z]{2,10}"
-_NOTE = "Mood: [a-z]{4,12}, [a-z]{4,12}"
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ class Plan:
         shots = [self._shot(index) for index in range(first, first + count)]
         fields: dict[str, Any] = {}
         if first == 0:
-            fields |= {"title": _text(_TITLE), "characters": self._characters(), "palette": self._palette()}
+            fields |= {"title": self._title(), "characters": self._characters(), "palette": self._palette()}
         fields["shots"] = {"type": "array", "prefixItems": shots, "items": False, "minItems": count, "maxItems": count}
         return _object(fields)
 
@@ -132,15 +131,28 @@ class Plan:
         rng = random.Random(self.task.derive_seed(f"shot {index}"))
         fields["transition"] = {"enum": rng.sample(TRANSITIONS, 2)}
         fields["pace"] = {"enum": rng.sample(list(PACES), 2)}
-        fields["notes"] = _text(_NOTE)
+        first, second = deal_moods(random.Random(self.task.derive_seed(f"mood {index}")))
+        fields["notes"] = _text(f"Mood: ({'|'.join(first)}), ({'|'.join(second)})")
         return _object(fields)
 
+    def _title(self) -> dict[str, Any]:
+        if self.slots is None:
+            return _text(_TITLE)
+        places = sorted({place for choices in self._choices for place in choices.backdrops})
+        return {"enum": deal_titles(random.Random(self.task.derive_seed("title")), self.subjects[0], places)}
+
     def _characters(self) -> dict[str, Any]:
+        rng = random.Random(self.task.derive_seed("names"))
         if self.slots is not None:
-            people = [_object({"look": {"const": name(thing)}, "name": _text(_NAME)}) for thing in self.subjects]
+            hands = deal_names(rng, len(self.subjects))
+            people = [
+                _object({"look": {"const": name(thing)}, "name": {"enum": hand}})
+                for thing, hand in zip(self.subjects, hands, strict=True)
+            ]
             return {"type": "array", "prefixItems": people, "items": False, "minItems": len(people)}
-        person = _object({"look": {"type": "string", "minLength": 8, "maxLength": 80}, "name": _text(_NAME)})
-        return {"type": "array", "items": person, "minItems": 1, "maxItems": 3}
+        look = {"type": "string", "minLength": 8, "maxLength": 80}
+        people = [_object({"look": look, "name": {"enum": hand}}) for hand in deal_names(rng, 3)]
+        return {"type": "array", "prefixItems": people, "items": False, "minItems": 1, "maxItems": 3}
 
     def _palette(self) -> dict[str, Any]:
         if self.slots is None:

@@ -1,6 +1,7 @@
 """Storyboards: schemas that any writer's text keeps, exact lengths, continuation, and texts that cannot be used."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from media_server.models.card import VideoCard
 from media_server.text.caption import parse_sentence
 from media_server.text.storyboard import Ask, StoryboardError, Task, split_frames, write_storyboard
+from media_server.text.wording import MOODS, NAMES
 from tests.media_server.text.conftest import SLOTS, VIDEO_CARD, RandomWriter
 
 FREE_CARD = VIDEO_CARD.model_copy(
@@ -55,6 +57,26 @@ def test_whatever_a_model_writes_is_a_storyboard(seed: int) -> None:
         assert (shot["camera"] == "still") == (sentence.camera == "")
     assert "a blue star" in board["shots"][3]["prompt"]
     assert "a blue star" not in board["shots"][0]["prompt"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_titles_names_and_moods_are_words(seed: int) -> None:
+    _, board = run(task(seed=seed), RandomWriter(seed))
+    assert re.search(r"\b(Red )?Ball\b", board["title"])
+    assert "  " not in board["title"]
+    names = [person["name"] for person in board["characters"]]
+    assert set(names) < set(NAMES)
+    assert len(set(names)) == 2
+    for shot in board["shots"]:
+        found = re.fullmatch(r"Mood: (\w+), (\w+)", shot["notes"])
+        assert found is not None
+        assert set(found.groups()) < set(MOODS)
+        assert len(set(found.groups())) == 2
+
+
+def test_titles_differ_between_seeds() -> None:
+    titles = {run(task(seed=seed), RandomWriter(seed))[1]["title"] for seed in range(12)}
+    assert len(titles) > 6
 
 
 def test_what_the_idea_leaves_open_is_chosen_once_and_kept() -> None:
