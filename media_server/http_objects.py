@@ -180,7 +180,7 @@ class Film(Progress):
     seconds: float
     num_frames: int = Field(description="Frames of the film: seconds times fps.")
     shots: int | None = Field(description="How many shots were asked for; null leaves it to the storyboard.")
-    style: str | None
+    style: str | None = Field(description="Null if none was asked for, or once prompts have been erased.")
     size: str
     fps: int
     seed: int

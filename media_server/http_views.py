@@ -92,7 +92,7 @@ def film_object(db: Database, job: Job, children: list[Job]) -> objects.Film:
         seconds=params["seconds"],
         num_frames=params["num_frames"],
         shots=params["shots"],
-        style=params["style"],
+        style=job.prompts.get("style"),
         size=params["size"],
         fps=params["fps"],
         seed=params["seed"],

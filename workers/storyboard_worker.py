@@ -98,7 +98,7 @@ class Handler:
             seed=int(params["seed"]),
             card=get_card(context.db, params["video_model"], "video"),
             num_shots=params["shots"],
-            style=job.prompts.get("style") or params.get("style"),
+            style=job.prompts.get("style"),
         )
         progress = _Progress(context, claim, task.shots * _CHARS_PER_SHOT)
         usages: list[Usage] = []

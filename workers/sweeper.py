@@ -1,7 +1,8 @@
 """The sweeper: cares for what crashed workers, lost doorbells and deleted jobs leave behind.
 
 Each round ends jobs that were lost for good, rings again for pools that wait in silence, removes the files that have
-no owner, and deletes what has expired. Any number of sweepers may run; each round can be repeated or missed.
+no owner, and deletes what has expired; once a minute it empties SQLite's log, which holds words that were erased. Any
+number of sweepers may run; each round can be repeated or missed.
 """
 
 import argparse
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 _EXPIRED_A_ROUND = 50
 # files that cannot be removed are tried again after this, so that they take no other's place in a round
 _RETRY_S = 600.0
+# how long erased words may stay in SQLite's log
+_LOG_S = 60.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,9 +47,13 @@ def main(argv: Sequence[str]) -> int:
         signal.signal(number, lambda *_: sys.exit(0))
     db = open_database(settings.database, ring=partial(ring, make_celery(settings)))
     artifacts = open_artifacts(settings)
+    emptied_at = 0.0
     while True:
         try:
             sweep_once(settings, db, artifacts)
+            # a log that is in use is tried again in the next round
+            if time.monotonic() - emptied_at >= _LOG_S and db.empty_log():
+                emptied_at = time.monotonic()
         except Exception:
             logger.exception("this round failed; the next is in %.0f s", settings.sweep_s)
         time.sleep(settings.sweep_s)

@@ -84,7 +84,6 @@ def submit_film(
         "seconds": num_frames / clip.fps,
         "num_frames": num_frames,
         "shots": request.shots,
-        "style": request.style,
         "size": clip.size,
         "fps": clip.fps,
         "seed": seed,
@@ -95,7 +94,9 @@ def submit_film(
         for name in ("num_inference_steps", "guidance_scale")
         if (value := getattr(request, name)) is not None
     }
-    prompts = {"idea": request.idea}
+    # what the storyboard's writer is told, in the caller's words
+    asked = {"idea": request.idea} | ({"style": request.style} if request.style else {})
+    prompts = dict(asked)
     if request.negative_prompt is not None:
         prompts["negative_prompt"] = request.negative_prompt
     with db.write() as tx:
@@ -130,7 +131,7 @@ def submit_film(
                 pool=TEXT_POOL,
                 model=request.text_model,
                 params=params,
-                prompts={"idea": request.idea},
+                prompts=asked,
             ),
         )
         return film

@@ -36,6 +36,7 @@ MAX_RINGS = 16
 # a dead broker may not hold the caller for longer
 MAX_RING_S = 3.0
 
+_EMPTY_LOG_MS = 250
 _WRITE = "media_server_write"
 _DURABLE = "media_server_durable"
 _CLOCKS = {
@@ -99,6 +100,24 @@ class Database:
         """Open a transaction that only reads, on one consistent state (on SQLite)."""
         with self._connect({_WRITE: False}) as conn:
             yield Transaction(conn)
+
+    def empty_log(self) -> bool:
+        """Bring SQLite's write-ahead log into the file and empty it; False if it is in use, or on PostgreSQL.
+
+        What was erased stays readable in the log until then: SQLite reuses its pages only when it comes to them.
+        """
+        if self.engine.dialect.name != "sqlite":
+            return False
+        raw = self.engine.raw_connection()
+        try:
+            cursor = raw.cursor()
+            # a checkpoint is no transaction; and no writer should wait long for it
+            cursor.execute(f"PRAGMA busy_timeout = {_EMPTY_LOG_MS}")
+            is_busy = cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+            cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_S * 1000}")
+        finally:
+            raw.close()
+        return bool(is_busy == 0)
 
     def close(self) -> None:
         """Close every pooled connection."""

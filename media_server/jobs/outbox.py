@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from media_server.ids import new_id
 from media_server.jobs.database import Database, Transaction
 from media_server.jobs.spec import Job
-from media_server.jobs.tables import deliveries, outbox, webhook_endpoints
+from media_server.jobs.tables import deliveries, jobs, outbox, webhook_endpoints
 
 DELIVERIES_POOL = "deliveries"
 # so many due messages are looked at for those whose receivers have room
@@ -75,6 +75,12 @@ def enqueue(tx: Transaction, job: Job, event_seq: int, type: str) -> int:
     if receivers:
         tx.ring(DELIVERIES_POOL)
     return len(receivers)
+
+
+def forget_urls(tx: Transaction, job_id: str) -> None:
+    """Remove the URLs of a job's settled messages: a caller may have put a secret into them."""
+    settled = sa.and_(outbox.c.job_id == job_id, outbox.c.state != "pending")
+    tx.conn.execute(outbox.update().where(settled).values(url=None))
 
 
 def receiver_of(url: str) -> str:
@@ -185,6 +191,8 @@ def settle(
         )
         if taken.rowcount == 0:
             return False
+        if state != "pending" and tx.conn.scalar(sa.select(jobs.c.deleted_at).where(jobs.c.id == message.job_id)):
+            forget_urls(tx, message.job_id)
         tx.conn.execute(
             deliveries.insert().values(
                 outbox_id=message.id,

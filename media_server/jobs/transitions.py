@@ -138,7 +138,10 @@ def end_attempt(tx: Transaction, job: Job, outcome: str, error: JobError | None 
 
 
 def erase(tx: Transaction, job: Job) -> None:
-    """Remove everything that a caller wrote or a model answered in words; the bare row stays for the ledger."""
+    """Remove everything that a caller wrote or a model answered in words; the bare row stays for the ledger.
+
+    The ledger's label stays with it; the URL of a message that is still to be delivered goes when that is settled.
+    """
     tx.conn.execute(prompts.delete().where(prompts.c.job_id == job.id))
     tx.conn.execute(idempotency_keys.delete().where(idempotency_keys.c.job_id == job.id))
     tx.conn.execute(
@@ -150,6 +153,7 @@ def erase(tx: Transaction, job: Job) -> None:
     tx.conn.execute(attempts.update().where(attempts.c.job_id == job.id).values(error_message=None))
     tx.conn.execute(checkpoints.update().where(checkpoints.c.job_id == job.id).values(data={}))
     tx.conn.execute(events.update().where(events.c.job_id == job.id).values(data={}))
+    outbox.forget_urls(tx, job.id)
 
 
 def discard(tx: Transaction, prefix: str, *, delay_s: float = 0.0) -> None:

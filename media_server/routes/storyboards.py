@@ -217,7 +217,7 @@ def storyboard_object(db: Database, job: Job) -> Storyboard:
         seconds=params["seconds"],
         num_frames=params["num_frames"],
         shots=params["shots"],
-        style=job.prompts.get("style") or params.get("style"),
+        style=job.prompts.get("style"),
         fps=params["fps"],
         seed=params["seed"],
         parent_id=job.parent_id,

@@ -274,3 +274,14 @@ def test_malformed_bodies(service: TextService) -> None:
         answer = http.get("/v1/chat/completions/chatcmpl_x/events", headers={"last-event-id": "soon"})
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "last-event-id"
+
+
+def test_nothing_of_a_conversation_is_on_disk(service: TextService) -> None:
+    """Text lives in Valkey's memory, which writes no file, for as long as its stream can be taken up."""
+    word = "canary-5be0d2"
+    assert word in chat(service, f"say {word}").text
+    assert chat(service, f"say {word}", stream=True, resume_s=60).status_code == 200
+    folders = (service.settings.data_dir, service.settings.runtime_dir)
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    assert any(path.name == "media-server.db" for path in files)
+    assert [path.name for path in files if word.encode() in path.read_bytes()] == []
