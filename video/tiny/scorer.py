@@ -7,10 +7,8 @@ are reported beside it.
 
 import functools
 import importlib.resources
-import json
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
 
@@ -30,14 +28,12 @@ from video.tiny.scorer_motion import (
     find_tracks,
 )
 from video.tiny.scorer_net import LOOKS, Scorer, cut_out, load_scorer, mask_boxes, to_side
-from video.tiny.scorer_prompts import Prompt, read_prompts
+from video.tiny.scorer_prompts import Prompt
 from video.tiny.vocabulary import COLORS, DIRECTIONS, KINDS
 from video.tiny.world import Scene
 
 NAMED_FRAMES = 12  # frames of a clip from which kind and colour are told
 LEAST_DARKENING = 0.3  # probability that passes from day to night over a clip in which night falls
-
-Generate = Callable[[Prompt], Tensor]
 
 
 @dataclass(frozen=True)
@@ -188,26 +184,6 @@ def read_clip(path: Path) -> Tensor:
     if not frames:
         raise ValueError(f"read_clip: {path.name} holds no video frame")
     return torch.stack(frames)
-
-
-def main(argv: Sequence[str], generate: Generate | None = None) -> int:
-    """Score from the command line: `CLIP.mp4 ...` prints what each shows; `--prompts FILE` generates and scores a list.
-
-    `generate` makes the clip of a prompt, [F, H, W, 3] uint8; without it a list cannot be scored.
-    """
-    if len(argv) == 2 and argv[0] == "--prompts":
-        if generate is None:
-            print("score: a list of prompts needs a model to make its clips", file=sys.stderr)
-            return 2
-        scores = [(prompt.split, score(generate(prompt), prompt)) for prompt in read_prompts(Path(argv[1]))]
-        print(table(scores))
-        return 0
-    if not argv or any(argument.startswith("-") for argument in argv):
-        print("usage: score CLIP.mp4 ... | score --prompts FILE", file=sys.stderr)
-        return 2
-    for argument in argv:
-        print(json.dumps({"clip": argument, **asdict(read(read_clip(Path(argument))))}))
-    return 0
 
 
 def _see(networks: Scorer, track: Track, images: Tensor, small: Tensor, camera: CameraMove) -> Seen:

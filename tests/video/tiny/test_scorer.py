@@ -1,11 +1,8 @@
 """The scorer: right on drawn ground truth, at chance on other captions' clips, honest about what it cannot read."""
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
-import av
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,7 +15,6 @@ from video.tiny.scorer import (
     assets,
     compare,
     expected_of,
-    main,
     read,
     score,
     shipped_scorer,
@@ -35,7 +31,7 @@ from video.tiny.scorer_motion import (
     find_movement,
     find_tracks,
 )
-from video.tiny.scorer_prompts import FIRST_SEED, Prompt, make_prompts, read_prompts
+from video.tiny.scorer_prompts import FIRST_SEED, make_prompts, read_prompts
 from video.tiny.train_scorer import train
 from video.tiny.world import compose, held_out_pairs, sample_scene
 
@@ -195,37 +191,6 @@ def test_training_is_deterministic_and_refuses_nonsense() -> None:
     assert all(torch.equal(one[name], two[name]) for name in one)
     with pytest.raises(ValueError, match="steps and batch must be at least 1, got 0 and 4"):
         train(0, 4, "cpu")
-
-
-def test_the_command_reads_a_video_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    clip = draw([compose([("car", "red", "large", "left")], "blue", seed=4)], 17, 96, 160)[0]
-    file = tmp_path / "clip.mp4"
-    with av.open(str(file), "w") as container:
-        stream = container.add_stream("libx264", rate=16, options={"crf": "18"})
-        stream.width, stream.height, stream.pix_fmt = 160, 96, "yuv420p"
-        for frame in clip:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame.numpy(), format="rgb24")))
-        container.mux(stream.encode())
-    assert main([str(file)]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["count"], told["backdrop"]) == (1, "blue")
-    thing = told["things"][0]
-    assert (thing["kind"], thing["color"], thing["movement"]["motion"]) == ("car", "red", "left")
-
-
-def test_the_command_scores_a_list_with_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prompts = [p for p in make_prompts() if p.relation is None and p.camera == "none"][:3]
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("\n".join(json.dumps(asdict(p)) for p in prompts))
-
-    def perfect(prompt: Prompt) -> torch.Tensor:
-        return draw([sample_scene(prompt.seed, prompt.split)], 25, 96, 96)[0]
-
-    assert main(["--prompts", str(file)], perfect) == 0
-    assert capsys.readouterr().out.splitlines()[-1].split()[:2] == ["total", "3"]
-    assert main(["--prompts", str(file)]) == 2
-    assert "needs a model" in capsys.readouterr().err
-    assert main([]) == main(["--help"]) == 2
 
 
 def test_score_reads_and_compares() -> None:
