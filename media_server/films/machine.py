@@ -82,12 +82,17 @@ def child_progressed(tx: Transaction, film_id: str) -> None:
 def advance(tx: Transaction, film_id: str) -> None:
     """Do what comes next in a film, as its children's rows say; doing it twice does nothing more."""
     film = load(tx, film_id, with_deleted=True)
-    if film.kind != "film" or film.status.is_terminal:
+    if film.kind != "film":
         return
     children = list_children(tx, film)
+    if film.status.is_terminal:
+        _count_latecomer(tx, film, children)
+        return
     if film.cancel_requested_at is not None:
         if all(child.status.is_terminal for child in children):
-            transitions.end(tx, film, Status.CANCELLED, values=sum_totals(children))
+            # the children of a film that is deleted are erased by now
+            parts = describe_parts(children) if film.deleted_at is None else None
+            transitions.end(tx, film, Status.CANCELLED, values={**sum_totals(children), "result": parts})
         return
     storyboard = next(child for child in children if child.kind == "storyboard")
     if storyboard.status in (Status.FAILED, Status.CANCELLED):
@@ -135,10 +140,22 @@ def _may_retry(film: Job, shot: Shot, clip: Job) -> bool:
 
 def _fail(tx: Transaction, film: Job, children: list[Job], error: JobError) -> None:
     """End a film as failed; what was made stays, what waits or runs is cancelled."""
+    _cancel_children(tx, film)
+    children = list_children(tx, film)
     transitions.end(
         tx, film, Status.FAILED, error=error, values={**sum_totals(children), "result": describe_parts(children)}
     )
-    _cancel_children(tx, film)
+
+
+def _count_latecomer(tx: Transaction, film: Job, children: list[Job]) -> None:
+    """Add to an ended film what a child took that still ran when it ended, and say how that child ended."""
+    values = sum_totals(children)
+    # a film that is deleted has no result, and gets none
+    if film.result is not None:
+        status = {child.id: child.status for child in children}
+        shots = [{**shot, "status": status[shot["job_id"]]} for shot in film.result["shots"]]
+        values["result"] = {**film.result, "shots": shots}
+    tx.conn.execute(jobs.update().where(jobs.c.id == film.id).values(**values))
 
 
 def _cancel_children(tx: Transaction, film: Job) -> None:

@@ -197,6 +197,63 @@ def test_a_failing_film_stops_what_waits_and_what_runs(db: Database, film: Job) 
     assert types.count("film.failed") == 1
 
 
+def test_an_ended_film_counts_what_ran_when_it_ended(db: Database, film: Job) -> None:
+    """2 s of the shot that is made, 1.5 of the one that fails; 4 of the one that stops a step later come after."""
+    claim = _claim(db, "text")
+    assert claim is not None
+    claims.complete(db, claim, Result(result={"storyboard": BOARD}))
+    made, bad, late = (_claim(db, "video") for _ in range(3))
+    assert made is not None and bad is not None and late is not None
+    made_video = Result([_artifact(made.job, "video", "video.mp4")], gpu_seconds=2.0, peak_memory_bytes=100)
+    claims.complete(db, made, made_video)
+    claims.fail(db, bad, JobError("invalid_request", "no such size"), gpu_seconds=1.5)
+    failed = store.get(db, film.id)
+    assert (failed.status, failed.gpu_seconds, failed.peak_memory_bytes) == (Status.FAILED, 3.5, 100)
+    assert failed.result is not None
+    assert [shot["status"] for shot in failed.result["shots"]] == ["completed", "failed", "in_progress"]
+    # a shot that was made may be deleted by itself meanwhile; what it took stays counted
+    store.delete(db, made.job.id)
+    assert claims.confirm_cancel(db, late, gpu_seconds=4.0)
+    settled = store.get(db, film.id)
+    assert (settled.status, settled.error_code, settled.gpu_seconds) == (Status.FAILED, "shot_failed", 7.5)
+    assert settled.result is not None
+    assert [shot["status"] for shot in settled.result["shots"]] == ["completed", "failed", "cancelled"]
+    assert settled.completed_at == failed.completed_at
+    types = [event.type for event in read_after(db, job_id=film.id)]
+    assert types.count("film.failed") == 1
+
+
+def test_a_lost_worker_of_a_failed_film_is_counted_too(db: Database, film: Job) -> None:
+    claim = _claim(db, "text")
+    assert claim is not None
+    claims.complete(db, claim, Result(result={"storyboard": BOARD}))
+    bad, late = _claim(db, "video"), _claim(db, "video")
+    assert bad is not None and late is not None
+    claims.fail(db, bad, JobError("invalid_request", "no such size"), gpu_seconds=1.5)
+    assert claims.end_leases(db, "video-worker") == 1
+    assert claims.sweep(db, doorbell_s=10.0).cancelled == [late.job.id]
+    settled = store.get(db, film.id)
+    assert settled.gpu_seconds == 1.5
+    assert settled.result is not None
+    assert [shot["status"] for shot in settled.result["shots"]] == ["failed", "cancelled", "cancelled"]
+
+
+def test_a_cancelled_film_says_what_was_made_and_what_it_took(db: Database, film: Job) -> None:
+    claim = _claim(db, "text")
+    assert claim is not None
+    claims.complete(db, claim, Result(result={"storyboard": BOARD}))
+    made, running = _claim(db, "video"), _claim(db, "video")
+    assert made is not None and running is not None
+    made_video = Result([_artifact(made.job, "video", "video.mp4")], gpu_seconds=2.0, peak_memory_bytes=100)
+    claims.complete(db, made, made_video)
+    store.request_cancel(db, film.id)
+    assert claims.confirm_cancel(db, running, gpu_seconds=0.5)
+    cancelled = store.get(db, film.id)
+    assert (cancelled.status, cancelled.gpu_seconds, cancelled.peak_memory_bytes) == (Status.CANCELLED, 2.5, 100)
+    assert cancelled.result is not None
+    assert [shot["status"] for shot in cancelled.result["shots"]] == ["completed", "cancelled", "cancelled"]
+
+
 @pytest.mark.parametrize(
     ("board", "message"),
     [
