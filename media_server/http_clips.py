@@ -34,6 +34,7 @@ from media_server.jobs.database import Database
 from media_server.jobs.spec import Job, JobSpec
 from media_server.models.card import VideoCard
 from media_server.models.clip import ClipParams, ExtendRequest, Segments
+from media_server.models.clip_length import find_overlap
 from media_server.models.registry import ClipRequest, validate_clip
 from media_server.settings import Settings
 
@@ -214,7 +215,7 @@ def _continuation(card: VideoCard, clip: ClipRequest, params: ClipParams) -> dic
 
 def overlap_of(card: VideoCard, clip: ClipRequest) -> int:
     """Give the number of frames that a continuation takes over: what is asked, or what the model holds best."""
-    return (clip.extend and clip.extend.overlap_frames) or card.frames.temporal + 1
+    return find_overlap(card, clip)
 
 
 async def _read_image(state: State, owner: Caller, name: InputName, inputs: Inputs) -> bytes:

@@ -127,8 +127,9 @@ def _check_length(card: VideoCard, param: str, text: str) -> None:
 def _check_inputs(card: VideoCard, request: ClipRequest) -> None:
     """Refuse frames that the model does not take, and a request without those that it needs."""
     for name in request.inputs:
-        needed = "overlap" if name == "video" else name
-        if needed not in card.conditions:
+        # a clip is continued from its last frames, or by a model that takes one image from its last one
+        needed = {"overlap", "first_frame"} if name == "video" else {name}
+        if not needed & set(card.conditions):
             param = {"first_frame": "input_reference"}.get(name, name)
             refuse(param, f"{card.name} takes {', '.join(card.conditions)}", name)
     if "text" not in card.conditions and not {"first_frame", "video"} & set(request.inputs):

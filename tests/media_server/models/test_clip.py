@@ -170,7 +170,6 @@ def test_lengths_of_a_chained_clip(card: VideoCard, values: dict[str, Any], num_
         ({"extend": {"segments": 2, "prompts": ["a"]}}, "extend.prompts", "one for each of the 2 segments", 1),
         ({"extend": {"segments": 2, "prompts": ["a", ""]}}, "extend.prompts.1", "must not be empty", ""),
         ({"inputs": {"last_frame": "k"}}, "last_frame", "tiny-wan takes text, first_frame", "last_frame"),
-        ({"inputs": {"video": "k"}}, "video", "tiny-wan takes text, first_frame", "video"),
         ({"metadata": {"k" * 65: "v"}}, "metadata", "keys have at most 64 characters, values at most 512", "k" * 64),
         ({"priority": 101}, "priority", "Input should be less than or equal to 100", 101),
         ({"style": "noir"}, "style", "is not a field of this request", "noir"),
@@ -192,6 +191,10 @@ def test_an_image_condition_the_model_lacks_names_the_field_of_the_api(card: Vid
     with pytest.raises(InvalidRequest) as refused:
         _validate(text_only, inputs={"first_frame": "k"})
     assert refused.value.param == "input_reference"
+    with pytest.raises(InvalidRequest, match="tiny-wan takes text") as refused:
+        _validate(text_only, inputs={"video": "k"})
+    assert refused.value.param == "video"
+    assert _validate(card, inputs={"video": "k"}).num_frames == 32
     with pytest.raises(InvalidRequest, match="cannot continue a clip: at most 57 frames, got 58"):
         _validate(text_only, num_frames=58)
 

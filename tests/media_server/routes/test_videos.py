@@ -12,6 +12,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from PIL import Image
 
+from media_server.models.registry import publish
+from tests.media_server.routes.conftest import VIDEO_CARD
+
 
 def test_the_life_of_a_clip(service: Any) -> None:
     answer = service.http.post(
@@ -300,6 +303,20 @@ def test_extension_of_a_clip_made_here(service: Any) -> None:
         "segments": 1, "segment_frames": [32], "overlap_frames": 5, "anchor": False, "on_drift": "report",
     }  # fmt: skip
     assert service.artifacts.local_path(params["inputs"]["video"]).read_bytes() == service.worker.clip
+
+
+def test_a_model_that_takes_one_image_continues_from_the_last_frame(service: Any) -> None:
+    source = service.completed_video()
+    publish(service.db, VIDEO_CARD.model_copy(update={"conditions": ["text", "first_frame"]}), "scripted@test:1")
+    asked = {"prompt": "it stops", "seconds": "2", "video": {"id": source["id"]}}
+    answer = service.http.post("/v1/videos/extensions", json=asked)
+    assert answer.status_code == 200, answer.text
+    assert service.worker.claim("video").job.params["extend"]["overlap_frames"] == 1
+    answer = service.http.post("/v1/videos/extensions", json=asked | {"extend": {"overlap_frames": 5}})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "extend.overlap_frames")
+    publish(service.db, VIDEO_CARD.model_copy(update={"conditions": ["text"]}), "scripted@test:1")
+    answer = service.http.post("/v1/videos/extensions", json=asked)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "video")
 
 
 def test_extension_of_an_upload_and_what_it_refuses(service: Any, clip_bytes: bytes) -> None:
