@@ -6,6 +6,8 @@ than the video model's clips may be.
 """
 
 import json
+import re
+import unicodedata
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +29,8 @@ __all__ = ["Ask", "StoryboardError", "Task", "Writer", "split_frames", "write_st
 STORYBOARD_VERSION = 1
 # shots written in one go: a longer storyboard is continued
 SHOTS_PER_TEXT = 12
+# white space among the control characters: what it parts stays parted
+_SPACES = re.compile(r"\s*[\t\n\v\f\r\x1c-\x1f\x85]\s*")
 
 
 def write_storyboard(task: Task, write: Writer) -> Generator[str, None, dict[str, Any]]:
@@ -87,12 +91,32 @@ def _split(total: int, weights: Sequence[float]) -> list[int]:
 
 def _parse(text: str, count: int) -> dict[str, Any]:
     try:
-        part = json.loads(text)
+        part = _clean(json.loads(text))
         if len(part["shots"]) != count:
             raise StoryboardError(f"The storyboard has {len(part['shots'])} shots, {count} were asked for.")
+        if not all(shot["prompt"] for shot in part["shots"]):
+            raise StoryboardError("A shot of the storyboard has no words.")
     except (ValueError, KeyError, TypeError) as error:
         raise StoryboardError(f"The storyboard's text is not complete: …{text[-60:]!r}.") from error
     return dict(part)
+
+
+def _clean(value: Any) -> Any:
+    """Take control characters out of each string: a grammar without slots, or another engine, lets them through.
+
+    A line break or a tab parts words, so it becomes a space. Raises StoryboardError for half a surrogate pair, which
+    no database and no file takes.
+    """
+    if isinstance(value, dict):
+        return {name: _clean(member) for name, member in value.items()}
+    if isinstance(value, list):
+        return [_clean(member) for member in value]
+    if not isinstance(value, str):
+        return value
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise StoryboardError("The storyboard's text holds half a surrogate pair.")
+    spaced = _SPACES.sub(" ", value)
+    return "".join(character for character in spaced if unicodedata.category(character) != "Cc").strip()
 
 
 def _assemble(plan: Plan, frame: Mapping[str, Any], written: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

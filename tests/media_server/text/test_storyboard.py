@@ -111,10 +111,50 @@ def test_hidden_colours_of_the_card_are_kept_apart() -> None:
 def test_free_prompts_are_bounded_and_told_the_style() -> None:
     writer = RandomWriter(2)
     _, board = run(task(card=FREE_CARD, style="noir"), writer)
-    assert all(24 <= len(shot["prompt"]) <= 280 for shot in board["shots"])
+    assert all(0 < len(shot["prompt"]) <= 280 for shot in board["shots"])
     assert "Describe light, lens and movement." in writer.asks[0].messages[-1]["content"]
     assert "Style: noir" in writer.asks[0].messages[-1]["content"]
     assert 1 <= len(board["characters"]) <= 3
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_control_character_reaches_a_storyboard(seed: int) -> None:
+    """A JSON string may hold them, and a writer at random writes them."""
+    text, board = run(task(card=FREE_CARD, seed=seed), RandomWriter(seed))
+    assert _controls(json.loads(text))
+    assert not _controls(board)
+
+
+def test_line_breaks_part_words_and_other_controls_go() -> None:
+    prompt = "\tA fox\r\n runs\u0085through \x1b[31mred\x00 snow\x7f, \u200dfar \N{FOX FACE} away.\n"
+    board = run(task(card=FREE_CARD, num_shots=1), _writing(prompt))[1]
+    assert board["shots"][0]["prompt"] == "A fox runs through [31mred snow, \u200dfar \N{FOX FACE} away."
+    # a writer that keeps to no grammar is not let through elsewhere either
+    assert (board["title"], board["characters"], board["palette"]) == ("A B", [{"look": "a b", "name": "Al"}], ["r d"])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"), [("\x00\x1b \n\x07", "no words"), ("a fox \ud83e runs", "half a surrogate pair")]
+)
+def test_a_prompt_that_cannot_be_kept_is_written_again(prompt: str, message: str) -> None:
+    with pytest.raises(StoryboardError, match=message):
+        run(task(card=FREE_CARD, num_shots=1), _writing(prompt))
+
+
+def _writing(prompt: str) -> Any:
+    shot = {"prompt": prompt, "camera": "still", "transition": "cut", "pace": "slow", "notes": "Mood: a\x01, b"}
+    board = {
+        "title": "A\nB",
+        "characters": [{"look": "a\tb", "name": "A\x02l"}],
+        "palette": ["r\x0bd"],
+        "shots": [shot],
+    }
+    return lambda ask: iter([json.dumps(board)])
+
+
+def _controls(value: Any) -> set[str]:
+    text = json.dumps(value, ensure_ascii=True)
+    return set(re.findall(r"\\u00(?:[01][0-9a-f]|7f|[89][0-9a-f])|\\[bfnrt]|\x7f", text))
 
 
 def test_long_storyboards_are_continued() -> None:
