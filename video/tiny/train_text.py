@@ -127,12 +127,13 @@ def accuracy(reader: Reader, ids: Tensor, labels: Tensor) -> dict[str, float]:
 @torch.no_grad()
 def embed(encoder: UMT5EncoderModel, ids: Tensor, dtype: torch.dtype) -> Tensor:
     """Encode ids `[R, L]` to `[R, L, d_model]` as the Wan pipelines do: zeros after `</s>`."""
+    longest = int((ids != 0).any(0).sum())
     parts = []
-    for part in ids.split(2048):
+    for part in ids[:, :longest].split(2048):
         mask = part != 0
         hidden = encoder(input_ids=part.long(), attention_mask=mask.long()).last_hidden_state
         parts.append((hidden * mask.unsqueeze(-1)).to(dtype))
-    return torch.cat(parts)
+    return F.pad(torch.cat(parts), (0, 0, 0, ids.shape[1] - longest))
 
 
 def main() -> None:
