@@ -14,15 +14,16 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import sqlalchemy.exc
 
-from media_server.errors import JobError, NotFound
+from media_server.errors import JobError
 from media_server.jobs import claims
-from media_server.jobs.spec import ArtifactRecord, Claim, Result
-from media_server.jobs.transitions import SEGMENTS
+from media_server.jobs.spec import Claim, Result
 from media_server.models.card import VideoCard
+from workers.clip_files import ClipFiles
+from workers.clip_order import OrderError, make_order, predict_longest_s
 from workers.gpu_process import GpuProcess, ProgramDied, ProgramFailed, ProgramLate
 from workers.leases import beat_meanwhile
 from workers.pool_worker import PoolContext
@@ -42,20 +43,6 @@ GRACE_STEPS = 2.0
 # how long without a sign of life before the program counts as hung: at least this, and this many times the card's cost
 HUNG_S = 120.0
 HUNG_TIMES = 20.0
-_REQUEST_FIELDS = (
-    "width",
-    "height",
-    "num_frames",
-    "fps",
-    "seed",
-    "num_inference_steps",
-    "guidance_scale",
-    "guidance_scale_2",
-    "flow_shift",
-    "attention",
-    "extend",
-    "output",
-)
 _REPORTED = ("model", "versions", "machine", "kernel_path", "seed", "segments", "drift", "file", "frames_sha256")
 
 
@@ -103,7 +90,7 @@ class Run:
         self.context = context
         self.claim = claim
         self.folder = folder
-        self.prefix = f"{claim.job.id}/{claim.attempt}"
+        self.files = ClipFiles(context, claim, folder)
         self.program: GpuProcess | None = None
         self.helper = ThreadPoolExecutor(1, thread_name_prefix="files")
         self.uploads: list[Future[None]] = []
@@ -138,10 +125,11 @@ class Run:
         except ProgramFailed:
             self._give_back()
             raise
-        if self.claim.job.model not in (None, card.name):
-            self._fail(JobError("invalid_request", f"This pool serves {card.name}, not {self.claim.job.model}."))
-        request = self._request(card)
-        inputs, resume = self._meanwhile(self._fetch)
+        try:
+            request = make_order(self.claim.job, card)
+        except OrderError as error:
+            self._fail(JobError("invalid_request", str(error)))
+        inputs, resume = self._meanwhile(self.files.fetch)
         out_dir = self.folder / "out"
         out_dir.mkdir()
         self.sent_at = time.monotonic()
@@ -153,7 +141,7 @@ class Run:
             resume=resume,
             out_dir=str(out_dir),
         )
-        longest_s = self._longest_s(card)
+        longest_s = predict_longest_s(self.claim.job, card)
         self.grace_s = max(self.grace_s, GRACE_STEPS * longest_s)
         self._publish(self._watch(max(HUNG_S, HUNG_TIMES * longest_s)))
 
@@ -163,50 +151,6 @@ class Run:
 
     def _about(self) -> dict[str, Any]:
         return {"job_id": self.claim.job.id, "attempt": self.claim.attempt}
-
-    def _request(self, card: VideoCard) -> dict[str, Any]:
-        """Put the job's parameters and prompts together, as the GPU program reads them."""
-        job = self.claim.job
-        if "prompt" not in job.prompts:
-            self._fail(JobError("invalid_request", "The clip's prompt has been erased."))
-        request = {name: job.params.get(name) for name in _REQUEST_FIELDS}
-        if request["extend"] is None and "video" in job.params.get("inputs", {}):
-            has_overlap = "overlap" in card.conditions
-            request["extend"] = {"overlap_frames": card.frames.temporal + 1 if has_overlap else 1}
-        indices = sorted(int(name.partition(".")[2]) for name in job.prompts if name.startswith("segment."))
-        return {
-            **request,
-            "prompt": job.prompts["prompt"],
-            "negative_prompt": job.prompts.get("negative_prompt", ""),
-            "segment_prompts": [job.prompts[f"segment.{index}"] for index in indices],
-            "scheduler": job.params.get("scheduler") or card.defaults.scheduler,
-        }
-
-    def _fetch(self) -> tuple[dict[str, str], list[dict[str, Any]]]:
-        """Bring inputs and finished segments to local files."""
-        inputs = {
-            name: str(self._local(key, self.folder / f"{name}{Path(key).suffix}"))
-            for name, key in self.claim.job.params.get("inputs", {}).items()
-        }
-        resume = []
-        for checkpoint in claims.checkpoints(self.context.db, self.claim.job.id):
-            try:
-                path = self._local(checkpoint.key, self.folder / f"segment_{checkpoint.sequence}.mkv")
-            except NotFound:
-                logger.warning("job %s: a finished segment is gone and is made again", self.claim.job.id)
-                break
-            resume.append({"segment": checkpoint.sequence, "path": str(path), "data": checkpoint.data})
-        return inputs, resume
-
-    def _local(self, key: str, path: Path) -> Path:
-        """Give the path of a stored file, copied to `path` where the store is no folder."""
-        local = self.context.artifacts.local_path(key)
-        if local is not None:
-            return local
-        with path.open("wb") as file:
-            for chunk in self.context.artifacts.read(key):
-                file.write(chunk)
-        return path
 
     def _watch(self, patience_s: float) -> dict[str, Any]:
         """Follow the program until it has made the clip; gives its `done` message.
@@ -227,7 +171,8 @@ class Run:
                     self.news = _News(**{name: message[name] for name in _News.__annotations__})
                     self.has_news = True
                 elif message["type"] == "checkpoint":
-                    self.uploads.append(self.helper.submit(self._keep_segment, message))
+                    segment, path, data = message["segment"], Path(message["path"]), message["data"]
+                    self.uploads.append(self.helper.submit(self.files.keep_segment, segment, path, data))
                 elif message["type"] == "done":
                     self.is_made = True
                     self.gpu_seconds = message["gpu_seconds"]
@@ -297,26 +242,11 @@ class Run:
         """Do something long in the helper thread, and beat meanwhile."""
         return beat_meanwhile(self.helper, work, self._tick)
 
-    def _keep_segment(self, message: dict[str, Any]) -> None:
-        """Upload a finished segment and write its checkpoint; in the helper thread."""
-        key = f"{self.claim.job.id}/{SEGMENTS}/{self.claim.attempt}_{message['segment']:03d}.mkv"
-        self.context.artifacts.put_file(key, Path(message["path"]), "video/x-matroska")
-        claims.save_checkpoint(self.context.db, self.claim, message["segment"], key, message["data"])
-
     def _publish(self, done: dict[str, Any]) -> None:
         """Upload the files, then end the job in one transaction."""
-
-        def upload() -> list[ArtifactRecord]:
-            records = []
-            for file in done["artifacts"]:
-                path = Path(file["path"])
-                stored = self.context.artifacts.put_file(f"{self.prefix}/{path.name}", path, file["content_type"])
-                records.append(stored.record(file["name"]))
-            return records
-
         for waiting in self.uploads:
             self._meanwhile(waiting.result)
-        records = self._meanwhile(upload)
+        records = self._meanwhile(lambda: self.files.upload(done["artifacts"]))
         manifest = done["manifest"]
         result = Result(
             artifacts=records,
@@ -326,16 +256,16 @@ class Run:
         )
         if not claims.complete(self.context.db, self.claim, result):
             self._lost()
-        self._remove_segments()
+        self.files.remove_segments()
         logger.info(
             "job %s attempt %d: completed, %.1f GPU seconds", self.claim.job.id, self.claim.attempt, self.gpu_seconds
         )
 
-    def _fail(self, error: JobError, retryable: bool = False) -> None:
+    def _fail(self, error: JobError, retryable: bool = False) -> NoReturn:
         claims.fail(self.context.db, self.claim, error, retryable=retryable, gpu_seconds=self._spent_s())
-        self._remove_files()
+        self.files.remove()
         if not retryable:
-            self._remove_segments()
+            self.files.remove_segments()
         raise ClaimEnded(f"failed, {error.code}: {error.message}")
 
     def _died(self, how: str) -> None:
@@ -345,12 +275,12 @@ class Run:
 
     def _stopped(self) -> None:
         """The program has stopped at our word."""
-        self._remove_files()
+        self.files.remove()
         if self.is_released:
             self._give_back()
             raise ClaimEnded("given back, the worker stops")
         if claims.confirm_cancel(self.context.db, self.claim, gpu_seconds=self._spent_s()):
-            self._remove_segments()
+            self.files.remove_segments()
             raise ClaimEnded("cancelled")
         raise ClaimEnded("stopped; another attempt has it")
 
@@ -358,7 +288,7 @@ class Run:
         """Another attempt has the job: stop the work and delete our files, but not what it may continue from."""
         if self.program is not None and self.program.is_alive():
             self._abandon(self.program)
-        self._remove_files()
+        self.files.remove()
         raise ClaimEnded("lost to another attempt")
 
     def _abandon(self, program: GpuProcess) -> None:
@@ -382,18 +312,3 @@ class Run:
         if self.gpu_seconds is None and self.sent_at is not None:
             return time.monotonic() - self.sent_at
         return self.gpu_seconds
-
-    def _remove_files(self) -> None:
-        self.context.artifacts.delete_prefix(self.prefix)
-
-    def _remove_segments(self) -> None:
-        self.context.artifacts.delete_prefix(f"{self.claim.job.id}/{SEGMENTS}")
-
-    def _longest_s(self, card: VideoCard) -> float:
-        """Predict the longest piece of work between two reports: one step, or encoding the frames that are given."""
-        params, cost = self.claim.job.params, card.cost
-        frames = card.frames.fit(min(int(params["num_frames"]), card.frames.max))
-        pixels = int(params["width"]) * int(params["height"])
-        tokens = ((frames - 1) // card.frames.temporal + 1) * pixels // card.size.multiple_of**2
-        step_s, given_s = tokens * cost.seconds_per_step_token, frames * pixels * cost.seconds_per_frame_pixel
-        return max(step_s, given_s if params.get("inputs") else 0.0, cost.seconds_fixed)

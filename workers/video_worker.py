@@ -1,7 +1,7 @@
 """The video worker: claims clips of one pool and has its GPU program make them, one at a time.
 
 It never touches CUDA and imports no torch: the model lives in a subprocess (workers/gpu_program.py) that it starts
-again after a death. What it does with a claim stands in workers/video_run.py.
+again after a death. What it does with a claim stands in workers/video_run.py, clip_order.py and clip_files.py.
 """
 
 import argparse

@@ -19,7 +19,6 @@ from media_server.jobs.database import Database, migrate, open_database
 from media_server.jobs.doorbell import make_celery
 from media_server.jobs.spec import Claim, Job, JobSpec
 from media_server.jobs.states import Status
-from media_server.models.card import VideoCard, parse_card
 from media_server.models.registry import get_card
 from media_server.settings import ModelEntry, Settings
 from workers import video_run, video_worker
@@ -279,20 +278,6 @@ def test_drain_gives_back_what_takes_too_long_and_finishes_the_rest(house: House
     next_id = house.submit("finish")
     house.work()
     assert house.job(next_id).status is Status.COMPLETED
-
-
-def test_a_cancel_waits_at_least_for_two_predicted_steps(house: House) -> None:
-    claimed = claims.claim_next(house.db, "video", house.context.worker, 20.0) if house.submit("finish") else None
-    assert claimed is not None
-    run = video_run.Run(house.context, claimed, house.worker.work_dir, house.worker.ensure_program)
-    # 64x64 pixels of 9 frames are 3 latent frames of 16 tokens, at 0.1 s each; 9 * 4096 pixels at 1 ms
-    cost = {"seconds_per_step_token": 0.1, "seconds_per_frame_pixel": 1e-3}
-    card = parse_card({**CARD, "cost": cost})
-    assert isinstance(card, VideoCard)
-    assert run._longest_s(card) == pytest.approx(4.8)
-    claimed.job.params["inputs"]["first_frame"] = "x"
-    assert run._longest_s(card) == pytest.approx(36.864)
-    run.close()
 
 
 def test_inputs_reach_the_program_as_files(house: House) -> None:
