@@ -53,6 +53,20 @@ def test_whole_clip_autoencoder_equals_diffusers() -> None:
 
 
 @torch.no_grad()
+def test_padding_counts_as_often_as_it_is_left_out() -> None:
+    torch.manual_seed(0)
+    model: Any = build_transformer(num_attention_heads=2, attention_head_dim=16, text_dim=32, ffn_dim=64, num_layers=2)
+    latents, timesteps = torch.randn(2, 16, 3, 4, 6), torch.tensor([[500.0] * 3, [900.0] * 3])
+    text = torch.randn(2, MAX_TOKENS, 32)
+    text[0, 9:] = 0
+    text[1, 12:] = 0
+    whole = forward.denoise(model, latents, timesteps, text, KERNELS)
+    cropped = forward.denoise(model, latents, timesteps, text[:, :13], KERNELS, text_tokens=MAX_TOKENS)
+    torch.testing.assert_close(cropped, whole, atol=1e-5, rtol=1e-4)
+    assert (forward.denoise(model, latents, timesteps, text[:, :13], KERNELS) - whole).abs().max() > 1e-3
+
+
+@torch.no_grad()
 def test_denoiser_equals_diffusers_with_a_timestep_a_token() -> None:
     torch.manual_seed(0)
     model: Any = build_transformer(num_attention_heads=2, attention_head_dim=16, text_dim=32, ffn_dim=64, num_layers=2)
@@ -205,7 +219,7 @@ def train_transformer_for(out: Path, steps: int, *, resume: bool = False) -> Non
     material, empty = encoded_material()
     model = train_transformer.fresh_transformer(0, num_layers=2, attention_head_dim=32, ffn_dim=128)
     log = Log(out / "log.jsonl")
-    arguments: dict[str, Any] = {"log_every": 4, "save_every": 2, "resume": resume, "causal_share": 0.3}
+    arguments: dict[str, Any] = {"log_every": 4, "save_every": 2, "resume": resume, "causal_share": 0.3, "align": 0.1}
     arguments["learning_rate"] = 2e-2
     budget = Stopped(steps=40, stop_after=steps)
     train_transformer.train(model, material, empty, budget, out, log, KERNELS, **arguments)
