@@ -8,9 +8,9 @@ depend on the job or the URL that they came from.
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import State, UploadFile
 from starlette.requests import Request
 
+from media_server.admission import Limits, admit_clip
 from media_server.artifacts.inputs import MAX_IMAGE_BYTES, image_too_large, prepare_image, read_image_url
 from media_server.artifacts.store import ArtifactStore
 from media_server.auth import Caller
@@ -30,11 +31,13 @@ from media_server.http_fetch import check_url
 from media_server.http_requests import ImageReference
 from media_server.ids import new_id
 from media_server.jobs import store
-from media_server.jobs.database import Database
+from media_server.jobs.database import Database, Transaction
 from media_server.jobs.spec import Job, JobSpec
 from media_server.models.card import VideoCard
 from media_server.models.clip import ClipParams, ExtendRequest, Segments
 from media_server.models.clip_length import find_overlap
+from media_server.models.clip_request import Cost
+from media_server.models.pricing import predictions
 from media_server.models.registry import ClipRequest, validate_clip
 from media_server.settings import Settings
 
@@ -87,8 +90,9 @@ async def submit_clip(
 ) -> Job:
     """Make the job of a clip.
 
-    Raises InvalidRequest, UnsupportedMedia or TooLarge for what the card or an input's rule forbids, NotFound or
-    Conflict for a clip that is referred to and does not exist or is not ready.
+    Raises InvalidRequest, UnsupportedMedia or TooLarge for what the card, the service's limits or an input's rule
+    forbids, RateLimited if the queue is full, NotFound or Conflict for a clip that is referred to and does not exist
+    or is not ready.
     """
     state, settings = request.app.state, request.app.state.settings
     if extras.webhook_url is not None:
@@ -96,6 +100,16 @@ async def submit_clip(
     job_id = new_id("video")
     keys = inputs.keys(job_id)
     params = validate_clip(card, clip.model_copy(update={"inputs": keys}))
+    admit = partial(
+        admit_clip,
+        limits=Limits.of(settings),
+        card=card,
+        params=params,
+        owner_key_id=owner.owner_key_id,
+        priority=extras.priority,
+    )
+    # before an image is fetched or decoded for nothing; the row's own transaction asks again
+    await run_in_threadpool(_ask, state.db, admit)
     adjusted = [item.model_dump(mode="json") for item in params.adjusted]
     files = dict(inputs.files)
     for name in [*inputs.uploads, *inputs.references]:
@@ -125,13 +139,14 @@ async def submit_clip(
         retention_s=settings.retention_s,
         remixed_from_id=extras.remixed_from_id,
     )
-    job = await run_in_threadpool(_store, state.db, state.artifacts, spec, keys, files)
+    job = await run_in_threadpool(_store, state.db, state.artifacts, spec, keys, files, admit)
     logger.info(
-        "job %s: queued (%s, %s, %d frames)",
+        "job %s: queued (%s, %s, %d frames, predicted GPU seconds: %s)",
         job.id,
         card.name,
         params.size,
         params.num_frames,
+        "unknown" if job.predicted_gpu_seconds is None else f"{job.predicted_gpu_seconds:.1f}",
         extra={"job_id": job.id, "request_id": request_context(request).request_id},
     )
     return job
@@ -237,12 +252,18 @@ def _last_frame(state: State, owner: Caller, clip_id: str, param: str) -> bytes:
         return path.read_bytes()
 
 
+def _ask(db: Database, admit: Callable[[Transaction], Cost]) -> None:
+    with db.read() as tx:
+        admit(tx)
+
+
 def _store(
     db: Database,
     artifacts: ArtifactStore,
     spec: JobSpec,
     keys: Mapping[InputName, str],
     files: Mapping[InputName, InputFile],
+    admit: Callable[[Transaction], Cost],
 ) -> Job:
     try:
         for name, file in files.items():
@@ -250,7 +271,9 @@ def _store(
                 artifacts.put_file(keys[name], file.content, file.content_type)
             else:
                 artifacts.put_bytes(keys[name], file.content, file.content_type)
-        return store.submit(db, spec)
+        with db.write() as tx:
+            tx.lock(f"admission:{spec.pool}")
+            return store.submit_in(tx, replace(spec, **predictions(admit(tx))))
     except BaseException:
         if files:
             artifacts.delete_prefix(f"{spec.id}/")

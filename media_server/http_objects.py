@@ -28,7 +28,7 @@ class Progress(BaseModel):
     stage: str | None = Field(description="What is being done, such as `denoise`.")
     step: int | None = Field(description="Steps done of `total_steps`.")
     total_steps: int | None
-    eta_s: float | None = Field(description="Seconds to the end, as far as known.")
+    eta_s: float | None = Field(description="Seconds to the end, waiting included, as far as known.")
     queue_position: int | None = Field(description="How many jobs start before this one; null once it has started.")
     attempt: int = Field(description="How often it has been started; a lost worker starts it again.")
     max_attempts: int
@@ -39,6 +39,11 @@ class Progress(BaseModel):
     expires_at: int | None = Field(description="When its files are removed, if ever.")
     gpu_seconds: float | None
     peak_memory_bytes: int | None
+    predicted_gpu_seconds: float | None = Field(
+        description="What `gpu_seconds` was expected to be when the job was taken, by the model's card and its "
+        "finished clips; null where nothing is known."
+    )
+    predicted_peak_memory_bytes: int | None
     error: JobFailure | None
     metadata: dict[str, str]
     label: str | None = Field(description="Project label of the usage ledger.")
@@ -70,6 +75,8 @@ class Video(Progress):
                     "expires_at": None,
                     "gpu_seconds": None,
                     "peak_memory_bytes": None,
+                    "predicted_gpu_seconds": 6.5,
+                    "predicted_peak_memory_bytes": 1200000000,
                     "error": None,
                     "metadata": {},
                     "label": None,
@@ -153,6 +160,8 @@ class Film(Progress):
                     "expires_at": None,
                     "gpu_seconds": None,
                     "peak_memory_bytes": None,
+                    "predicted_gpu_seconds": 6.5,
+                    "predicted_peak_memory_bytes": 1200000000,
                     "error": None,
                     "metadata": {},
                     "label": None,

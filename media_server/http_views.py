@@ -7,6 +7,7 @@ from media_server.errors import NotFound
 from media_server.ids import prefix_of
 from media_server.jobs import store
 from media_server.jobs.database import Database
+from media_server.jobs.place import Place
 from media_server.jobs.spec import Job
 from media_server.jobs.states import Status
 
@@ -29,14 +30,15 @@ _NOT_PARAMETERS = {
 
 def progress_fields(db: Database, job: Job) -> dict[str, Any]:
     """Give the fields that each job object has."""
+    place = _place(db, job)
     return {
         "status": job.status,
         "progress": int(job.progress),
         "stage": job.stage,
         "step": job.step,
         "total_steps": job.total_steps,
-        "eta_s": job.eta_s,
-        "queue_position": _queue_position(db, job),
+        "eta_s": job.eta_s if place is None else _eta_s(job, place),
+        "queue_position": None if place is None else place.ahead,
         "attempt": job.attempt,
         "max_attempts": job.max_attempts,
         "is_cancel_requested": job.cancel_requested_at is not None,
@@ -46,6 +48,8 @@ def progress_fields(db: Database, job: Job) -> dict[str, Any]:
         "expires_at": _whole(job.expires_at),
         "gpu_seconds": job.gpu_seconds,
         "peak_memory_bytes": job.peak_memory_bytes,
+        "predicted_gpu_seconds": job.predicted_gpu_seconds,
+        "predicted_peak_memory_bytes": job.predicted_peak_memory_bytes,
         "error": failure_of(job),
         "metadata": job.metadata,
         "label": job.label,
@@ -192,15 +196,22 @@ def _storyboard(film: Job, children: list[Job]) -> dict[str, Any] | None:
     return (made or film.result or {}).get("storyboard")
 
 
-def _queue_position(db: Database, job: Job) -> int | None:
+def _place(db: Database, job: Job) -> Place | None:
     # nobody claims a film: its children wait, each in its own queue
     if job.status is not Status.QUEUED or job.kind == "film":
         return None
     try:
-        return store.queue_position(db, job.id)
+        return store.find_place(db, job.id)
     except NotFound:
         # deleted between two looks
         return None
+
+
+def _eta_s(job: Job, place: Place) -> float | None:
+    """Add the wait to what the job itself takes, if both are known."""
+    if place.wait_s is None or job.predicted_gpu_seconds is None:
+        return None
+    return round(place.wait_s + job.predicted_gpu_seconds, 1)
 
 
 def _whole(time: float | None) -> int | None:

@@ -109,6 +109,12 @@ class Settings(BaseModel):
     # how long a finished job and its files are kept; None: until deleted
     retention_s: Annotated[float, Field(gt=0)] | None = None
 
+    # admission, None for no limit: the predicted GPU seconds of one clip, the predicted wait of a new job, and how many
+    # jobs of one owner may wait in a pool
+    max_clip_cost_s: Annotated[float, Field(gt=0)] | None = 6 * 3600.0
+    max_queue_wait_s: Annotated[float, Field(gt=0)] | None = 24 * 3600.0
+    max_queue_jobs: Annotated[int, Field(ge=1)] | None = 1000
+
     max_body_bytes: Annotated[int, Field(ge=1)] = 1 << 20
     max_upload_bytes: Annotated[int, Field(ge=1)] = 256 << 20
     # signs the messages to a request's own webhook_url; None: made once and kept in data_dir/webhook-secret

@@ -9,9 +9,10 @@ from typing import Any
 
 from video import attention, drift
 from video.checkpoints import Checkpoint
-from video.cost import Cost, Shape, cost_json, measure_cost
+from video.cost import Cost, Shape, cost_json, device_memory_bytes, measure_cost
 from video.errors import CheckpointError
 from video.extend import fit_frames
+from video.manifest import device_name
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ def make_card(checkpoint: Checkpoint, name: str, pool: str) -> dict[str, Any]:
         "attention": list(attention.MODES),
         "on_drift": list(drift.POLICIES),
         "cost": cost_json(cost),
+        "machine": {"name": device_name(checkpoint.device), "memory_bytes": device_memory_bytes(checkpoint.device)},
     }
 
 

@@ -6,6 +6,7 @@ inside the coefficient, which is measured at the model's default shape, where mo
 
 import logging
 import math
+import os
 import resource
 import sys
 import time
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 MAX_WARM_UP_S = 20.0
 # of the seconds spent on a frame's pixels, the share of the autoencoder; the rest goes into the file
 DECODE_SHARE = 0.8
+_CGROUP_MEMORY = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,14 @@ def measure_cost(checkpoint: Checkpoint, smallest: Shape, default: Shape, guidan
 
     Two guided steps and two decoded latent frames of each of a few shapes, from the smallest to the default, each of
     about four times the tokens of the one before; the last one that is bound to stay below MAX_WARM_UP_S counts.
+    Memory is the line through the first and the last: what even the smallest clip takes is no matter of tokens.
     """
     reset_peak_memory(checkpoint.device)
-    bytes_fixed = peak_memory_bytes(checkpoint.device)
     started = time.perf_counter()
     encode_text(checkpoint, "a", "")
     seconds_fixed = time.perf_counter() - started
     tokens, step_s, pixel_s = 1, 0.0, 0.0
+    peaks: list[tuple[int, int]] = []
     for shape in _ladder(checkpoint, smallest, default):
         next_tokens = checkpoint.num_tokens(shape.num_frames, shape.height, shape.width)
         if 2 * step_s * tokens * (next_tokens / tokens) ** 2 > MAX_WARM_UP_S:
@@ -68,8 +71,20 @@ def measure_cost(checkpoint: Checkpoint, smallest: Shape, default: Shape, guidan
             break
         step_s, pixel_s = _measure(checkpoint, shape, guidance_scale)
         tokens = next_tokens
-    bytes_per_token = max(peak_memory_bytes(checkpoint.device) - bytes_fixed, 0) / tokens
-    return Cost(seconds_fixed, step_s, pixel_s, float(bytes_fixed), bytes_per_token)
+        peaks.append((tokens, peak_memory_bytes(checkpoint.device)))
+    return Cost(seconds_fixed, step_s, pixel_s, *fit_memory(peaks))
+
+
+def fit_memory(peaks: list[tuple[int, int]]) -> tuple[float, float]:
+    """Give bytes that are always held, and bytes a token, from (tokens, peak) of a few shapes, rising.
+
+    One shape alone says nothing of a larger one: then a token counts as nothing.
+    """
+    (first_tokens, first_bytes), (last_tokens, last_bytes) = peaks[0], peaks[-1]
+    if last_tokens == first_tokens:
+        return float(first_bytes), 0.0
+    per_token = max(last_bytes - first_bytes, 0) / (last_tokens - first_tokens)
+    return max(first_bytes - per_token * first_tokens, 0.0), per_token
 
 
 def _ladder(checkpoint: Checkpoint, smallest: Shape, default: Shape) -> list[Shape]:
@@ -188,6 +203,19 @@ def peak_memory_bytes(device: torch.device) -> int:
     # macOS counts bytes, other systems kilobytes
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def device_memory_bytes(device: torch.device) -> int:
+    """Give the memory of a GPU, or what this process may have of the machine's; 0 where that is unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")] if "SC_PHYS_PAGES" in os.sysconf_names else []
+    try:
+        # a container's share, "max" without a limit
+        found.append(int(_CGROUP_MEMORY.read_text()))
+    except (OSError, ValueError):
+        logger.debug("this process has no memory limit of its own")
+    return min(found, default=0)
 
 
 def reset_peak_memory(device: torch.device) -> None:

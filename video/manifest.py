@@ -50,7 +50,7 @@ def make_manifest(
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
         "machine": {
             "device": checkpoint.device.type,
-            "name": _device_name(checkpoint.device),
+            "name": device_name(checkpoint.device),
             "dtype": str(checkpoint.dtype).removeprefix("torch."),
             "threads": threads,
         },
@@ -81,7 +81,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """Name a GPU, or the architecture of a CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
 
 

@@ -15,6 +15,7 @@ from media_server.jobs.rows import insert, select
 from media_server.jobs.spec import Job, JobSpec
 from media_server.jobs.tables import artifacts, jobs
 from media_server.models.clip import ClipRequest, validate_clip
+from media_server.models.pricing import predict_cost, predictions
 from media_server.models.registry import find_card
 
 TEXT_POOL = "text"
@@ -97,6 +98,7 @@ def insert_shot(tx: Transaction, film: Job, storyboard: dict[str, Any], index: i
             model=card.name,
             params={**clip.params(), "film": {"shot": index, "retry": retry}},
             prompts=clip.prompts(),
+            **predictions(predict_cost(tx, card, clip)),
         ),
     )
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from media_server.admission import Limits, admit_film, admit_text
 from media_server.errors import InvalidRequest
 from media_server.films.children import TEXT_POOL, child_spec
 from media_server.ids import new_id
@@ -13,6 +14,7 @@ from media_server.jobs.rows import FILMS_POOL, insert
 from media_server.jobs.spec import Job, JobSpec
 from media_server.models.card import VideoCard
 from media_server.models.clip import MAX_SEED, ClipRequest, check_characters, validate_clip
+from media_server.models.pricing import predictions
 from media_server.validation import parse_request, refuse
 
 MAX_FILM_SECONDS = 600
@@ -53,6 +55,7 @@ def submit_film(
     request: FilmRequest,
     card: VideoCard,
     *,
+    limits: Limits | None = None,
     shot_retries: int = 2,
     max_attempts: int = 3,
     owner_key_id: str | None = None,
@@ -62,7 +65,8 @@ def submit_film(
 ) -> Job:
     """Write a film and its first child, the storyboard, in one transaction.
 
-    Raises InvalidRequest if the film, or a clip of its size, steps and rate, breaks a rule of the card.
+    Raises InvalidRequest if the film, or a clip of its size, steps and rate, breaks a rule of the card or a limit of
+    the service; RateLimited if the queue is full.
     """
     if not request.idea.strip():
         refuse("idea", "must not be empty", request.idea)
@@ -78,6 +82,10 @@ def submit_film(
         raise InvalidRequest(f"seconds: {rule}, got {request.seconds:g}.", param="seconds", rule=rule)
     if num_frames > (request.shots or MAX_SHOTS) * card.limits.max_frames(clip.fps):
         refuse("seconds", f"at most {card.limits.max_seconds:g} s a shot", request.seconds)
+    # without a number of shots they are taken to be as long as the model's clips usually are
+    usual = max(1, round(card.defaults.seconds * clip.fps))
+    num_shots = request.shots or min(MAX_SHOTS, -(-num_frames // usual))
+    shot = validate_clip(card, _clip_request(request, card, prompt="x", num_frames=-(-num_frames // num_shots)))
     film_id = id or new_id("film")
     seed = secrets.randbelow(MAX_SEED) if request.seed is None else request.seed
     params = {
@@ -100,6 +108,10 @@ def submit_film(
     if request.negative_prompt is not None:
         prompts["negative_prompt"] = request.negative_prompt
     with db.write() as tx:
+        tx.lock(f"admission:{card.pool}")
+        limits = limits or Limits()
+        admit_text(tx, limits, TEXT_POOL, owner_key_id=owner_key_id, priority=request.priority)
+        cost = admit_film(tx, limits, card, shot, num_shots, owner_key_id=owner_key_id, priority=request.priority)
         film = insert(
             tx,
             JobSpec(
@@ -121,6 +133,7 @@ def submit_film(
                 webhook_url=request.webhook_url,
                 max_attempts=1,
                 retention_s=retention_s,
+                **predictions(cost),
             ),
         )
         insert(

@@ -36,6 +36,9 @@ class JobSpec:
     id: str | None = None
     status: Status = Status.QUEUED
     remixed_from_id: str | None = None
+    # None where nothing is known
+    predicted_gpu_seconds: float | None = None
+    predicted_peak_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class Job:
     not_before: float | None
     webhook_url: str | None
     remixed_from_id: str | None
+    predicted_gpu_seconds: float | None
+    predicted_peak_memory_bytes: int | None
     prompts: dict[str, str] = field(default_factory=dict, repr=False)
 
 

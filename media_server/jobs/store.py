@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from media_server import films
 from media_server.errors import Conflict, InvalidRequest
 from media_server.jobs.database import Database, Transaction
+from media_server.jobs.place import Place, place_of
 from media_server.jobs.rows import insert, load, select
 from media_server.jobs.spec import ArtifactRecord, Job, JobSpec, Page
 from media_server.jobs.states import Status
@@ -118,49 +119,10 @@ def delete(db: Database, id: str) -> list[str]:
         return prefixes
 
 
-def queue_position(db: Database, id: str) -> int | None:
-    """Count the jobs that are taken before this one if nothing else comes: 0 is next; None if it does not wait."""
+def find_place(db: Database, id: str) -> Place | None:
+    """Find a job's place in its queue; None if it does not wait. Raises NotFound."""
     with db.read() as tx:
-        job = load(tx, id)
-        if job.status is not Status.QUEUED:
-            return None
-        mine = job.owner_key_id or ""
-        in_queue = sa.and_(jobs.c.pool == job.pool, jobs.c.status == Status.QUEUED)
-        ahead = tx.conn.scalar(
-            sa.select(sa.func.count()).where(
-                in_queue,
-                jobs.c.queue_key == mine,
-                sa.or_(
-                    jobs.c.priority > job.priority,
-                    sa.and_(
-                        jobs.c.priority == job.priority,
-                        sa.tuple_(jobs.c.created_at, jobs.c.id)
-                        < sa.tuple_(sa.literal(job.created_at), sa.literal(job.id)),
-                    ),
-                ),
-            )
-        )
-        ahead = ahead or 0
-        waiting = sa.select(jobs.c.queue_key, sa.func.count().label("waiting")).where(in_queue)
-        counts: dict[str, int] = {
-            row.queue_key: row.waiting for row in tx.conn.execute(waiting.group_by(jobs.c.queue_key))
-        }
-        order = [
-            key
-            for (key,) in tx.conn.execute(
-                sa.text("SELECT queue_key FROM turns WHERE pool = :pool ORDER BY turn, queue_key"), {"pool": job.pool}
-            )
-        ]
-        # owners take turns: each other one is served as often as this owner before this job, once more if it is
-        # nearer to its turn
-        is_before = True
-        others = 0
-        for key in order:
-            if key == mine:
-                is_before = False
-            else:
-                others += min(counts.get(key, 0), ahead + is_before)
-        return ahead + others
+        return place_of(tx, load(tx, id))
 
 
 def artifacts_of(db: Database, id: str) -> list[ArtifactRecord]:

@@ -81,6 +81,9 @@ jobs = Table(
     Column("not_before", Double),
     Column("webhook_url", Text),
     Column("remixed_from_id", String),
+    # what it was predicted to take when it was admitted
+    Column("predicted_gpu_seconds", Double),
+    Column("predicted_peak_memory_bytes", BigInteger),
     # the claim: an owner's next job of a pool, in the order in which it is taken
     Index("ix_jobs_queue", "pool", "status", "queue_key", text("priority DESC"), "created_at", "id"),
     # lapsed leases, and how recently a pool's doorbell rang

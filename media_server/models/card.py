@@ -89,6 +89,13 @@ class ClipCost(_Part):
     bytes_per_token: float = 0.0
 
 
+class Machine(_Part):
+    """Where the worker runs that has measured the cost: the device's name, and its memory, zero where unknown."""
+
+    name: str
+    memory_bytes: int = Field(ge=0)
+
+
 class CaptionStyle(_Part):
     """How the model's prompts are written, so that a storyboard speaks its language."""
 
@@ -119,6 +126,7 @@ class VideoCard(_Card):
     defaults: ClipDefaults
     limits: ClipLimits
     cost: ClipCost = ClipCost()
+    machine: Machine | None = None
     # what it can be given: text, first_frame, last_frame, overlap, stream
     conditions: list[str] = ["text"]
     attention: list[str] = ["dense"]

@@ -15,7 +15,6 @@ from media_server.models.clip_request import (
     AttentionRequest,
     ClipParams,
     ClipRequest,
-    Cost,
     ExtendRequest,
     OutputRequest,
     Segments,
@@ -29,12 +28,10 @@ __all__ = [
     "AttentionRequest",
     "ClipParams",
     "ClipRequest",
-    "Cost",
     "ExtendRequest",
     "OutputRequest",
     "Segments",
     "check_characters",
-    "estimate_cost",
     "parse_clip_request",
     "validate_clip",
 ]
@@ -82,26 +79,6 @@ def validate_clip(card: VideoCard, request: ClipRequest) -> ClipParams:
         inputs={str(name): key for name, key in request.inputs.items()},
         model_hash=card.hash,
         adjusted=adjusted,
-    )
-
-
-def estimate_cost(card: VideoCard, params: ClipParams) -> Cost:
-    """Predict a clip's GPU seconds and peak memory from the card's coefficients."""
-    lengths = [params.num_frames]
-    if params.extend is not None:
-        first, *rest = params.extend.segment_frames
-        lengths = [first, *(count + params.extend.overlap_frames for count in rest)]
-    seconds, most_tokens = 0.0, 0
-    for length in lengths:
-        latent_frames = (card.frames.fit(length) - 1) // card.frames.temporal + 1
-        tokens = latent_frames * (params.width // card.size.multiple_of) * (params.height // card.size.multiple_of)
-        most_tokens = max(most_tokens, tokens)
-        pixels = card.frames.fit(length) * params.width * params.height
-        seconds += params.num_inference_steps * tokens * card.cost.seconds_per_step_token
-        seconds += pixels * card.cost.seconds_per_frame_pixel
-    return Cost(
-        seconds=card.cost.seconds_fixed + seconds,
-        peak_memory_bytes=card.cost.bytes_fixed + most_tokens * card.cost.bytes_per_token,
     )
 
 

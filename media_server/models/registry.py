@@ -16,8 +16,6 @@ from media_server.models.card import TextCard, VideoCard, parse_card
 from media_server.models.clip import (
     ClipParams,
     ClipRequest,
-    Cost,
-    estimate_cost,
     parse_clip_request,
     validate_clip,
 )
@@ -25,9 +23,7 @@ from media_server.models.clip import (
 __all__ = [
     "ClipParams",
     "ClipRequest",
-    "Cost",
     "Published",
-    "estimate_cost",
     "find_card",
     "get_card",
     "list_cards",

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from media_server import http_objects as objects
+from media_server.admission import Limits
 from media_server.auth import Caller, Owner
 from media_server.errors import NotFound
 from media_server.films import submit_film
@@ -36,7 +37,7 @@ _MAX_CHILDREN = 1000
     "",
     response_model=objects.Film,
     summary="Create a film",
-    responses=errors(404),
+    responses=errors(404, 429),
     openapi_extra=body_of(FilmBody),
 )
 async def create_film(request: Request, response: Response, owner: Owner) -> objects.Film:
@@ -56,6 +57,7 @@ async def create_film(request: Request, response: Response, owner: Owner) -> obj
             db,
             body,
             get_card(db, body.model, "video"),
+            limits=Limits.of(settings),
             shot_retries=settings.shot_retries,
             max_attempts=settings.max_attempts,
             owner_key_id=owner.owner_key_id,

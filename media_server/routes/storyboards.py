@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from media_server import http_objects as objects
+from media_server.admission import Limits, admit_text
 from media_server.auth import Caller, Owner
 from media_server.errors import InvalidRequest, NotFound
 from media_server.films import MAX_FILM_SECONDS, MAX_IDEA_CHARS, MAX_SHOTS
@@ -95,7 +96,7 @@ class Storyboard(objects.Progress):
     summary="Create a storyboard",
     responses={
         **stream_response("With `stream`: events storyboard.created, storyboard.delta, storyboard.completed."),
-        **errors(404),
+        **errors(404, 429),
     },
     openapi_extra=json_body(StoryboardRequest),
 )
@@ -115,7 +116,10 @@ async def create_storyboard(request: Request, owner: Owner) -> Response:
         if body.model is not None and settings.engine_url is None:
             get_card(db, body.model, "text")
         spec = _spec(body, get_card(db, body.video_model, "video"), request, owner, settings)
-        return store.submit(db, spec)
+        with db.write() as tx:
+            tx.lock(f"admission:{spec.pool}")
+            admit_text(tx, Limits.of(settings), spec.pool, owner_key_id=spec.owner_key_id, priority=spec.priority)
+            return store.submit_in(tx, spec)
 
     job = await run_in_threadpool(submit)
     if body.stream:

@@ -47,7 +47,7 @@ router = APIRouter(prefix="/v1/videos", tags=["videos"])
     "/extensions",
     response_model=objects.Video,
     summary="Extend a clip",
-    responses=errors(404, 409),
+    responses=errors(404, 409, 429),
     openapi_extra=body_of(ExtensionRequest, files=("video",)),
 )
 async def extend_video(request: Request, response: Response, owner: Owner) -> objects.Video:

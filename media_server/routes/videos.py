@@ -35,7 +35,7 @@ _INPUT_FIELDS: Mapping[str, InputName] = {"input_reference": "first_frame", "las
     "",
     response_model=objects.Video,
     summary="Create a clip",
-    responses=errors(404, 409),
+    responses=errors(404, 409, 429),
     openapi_extra=body_of(VideoRequest, files=("input_reference", "last_frame")),
 )
 async def create_video(request: Request, response: Response, owner: Owner) -> objects.Video:
@@ -140,7 +140,7 @@ async def video_spritesheet(request: Request, owner: Owner, video_id: VideoId) -
     "/{video_id}/remix",
     response_model=objects.Video,
     summary="Remix a clip",
-    responses=errors(404, 409),
+    responses=errors(404, 409, 429),
     openapi_extra=body_of(RemixRequest),
 )
 async def remix_video(request: Request, response: Response, owner: Owner, video_id: VideoId) -> objects.Video:

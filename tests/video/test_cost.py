@@ -4,13 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from media_server.models.card import VideoCard, parse_card
-from media_server.models.clip import ClipRequest, estimate_cost, validate_clip
+from media_server.models.clip import ClipRequest, validate_clip
+from media_server.models.pricing import estimate_cost
 from video import cost as cost_module
 from video.card import derive_card, make_card
 from video.checkpoints import load_checkpoint
-from video.cost import Cost, Pace, Shape, measure_cost
+from video.cost import Cost, Pace, Shape, fit_memory, measure_cost
 from video.errors import CheckpointError
 from video.tiny.model import Layout, random_checkpoint
 
@@ -55,6 +57,8 @@ def test_a_measured_card_prices_clips(tmp_path: Path) -> None:
     card = parse_card(make_card(load_checkpoint(tmp_path), "tiny", "video"))
     assert isinstance(card, VideoCard)
     assert (card.name, card.hash, card.layout) == ("tiny", checkpoint.weights_hash, "wan-ti2v")
+    assert card.machine is not None
+    assert card.machine.name and card.machine.memory_bytes > 1 << 28
     short, long = (
         estimate_cost(card, validate_clip(card, ClipRequest(prompt="a", num_frames=frames, num_inference_steps=4)))
         for frames in (5, 33)
@@ -108,3 +112,22 @@ def test_a_card_of_another_version_is_refused(tmp_path: Path) -> None:
         (folder / "card.json").write_text(content)
         with pytest.raises(CheckpointError, match=message):
             make_card(load_checkpoint(folder), "x", "video")
+
+
+def test_memory_is_the_line_through_the_smallest_and_the_largest_shape() -> None:
+    """A workspace of 1000 bytes that every clip needs is no matter of tokens: 3 bytes each are."""
+    assert fit_memory([(100, 1300), (200, 1650), (400, 2200)]) == (1000.0, 3.0)
+    # one shape says nothing of another; a peak that does not rise costs nothing more
+    assert fit_memory([(100, 1300)]) == (1300.0, 0.0)
+    assert fit_memory([(100, 1300), (200, 1300)]) == (1300.0, 0.0)
+
+
+def test_a_container_has_its_share_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(cost_module, "_CGROUP_MEMORY", limit)
+    whole = cost_module.device_memory_bytes(torch.device("cpu"))
+    assert whole > 1 << 28
+    limit.write_text("max\n")
+    assert cost_module.device_memory_bytes(torch.device("cpu")) == whole
+    limit.write_text("1048576\n")
+    assert cost_module.device_memory_bytes(torch.device("cpu")) == 1 << 20

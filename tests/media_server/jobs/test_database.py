@@ -150,7 +150,7 @@ def test_processes_that_start_together_migrate_once(database_url: str) -> None:
         thread.join()
     db = open_database(database_url)
     with db.read() as tx:
-        assert tx.conn.scalars(sa.text("SELECT version_num FROM alembic_version")).all() == ["0001"]
+        assert tx.conn.scalars(sa.text("SELECT version_num FROM alembic_version")).all() == ["0002"]
     db.close()
 
 

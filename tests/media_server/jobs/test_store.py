@@ -54,7 +54,7 @@ def test_prompts_stand_in_their_own_table_alone(db: Database) -> None:
 
 
 def test_an_unknown_job_is_named(db: Database) -> None:
-    for read in (store.get, store.request_cancel, store.delete, store.queue_position, store.artifacts_of):
+    for read in (store.get, store.request_cancel, store.delete, store.find_place, store.artifacts_of):
         with pytest.raises(NotFound, match="video_none"):
             read(db, "video_none")
 
@@ -186,9 +186,9 @@ def test_queue_position_is_the_number_of_claims_before_it(db: Database, seed: in
     for _ in range(rng.randrange(4)):
         claims.claim_next(db, "video", "w", 20.0)
     waiting = [job.id for job in store.list_jobs(db, status=Status.QUEUED, limit=100).data]
-    promised = {id: store.queue_position(db, id) for id in waiting}
+    promised = {id: place.ahead for id in waiting if (place := store.find_place(db, id)) is not None}
     taken = []
     while (claim := claims.claim_next(db, "video", "w", 20.0)) is not None:
         taken.append(claim.job.id)
     assert promised == {id: position for position, id in enumerate(taken)}
-    assert store.queue_position(db, taken[0]) is None
+    assert store.find_place(db, taken[0]) is None

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from media_server.errors import InvalidRequest
 from media_server.models.card import VideoCard
-from media_server.models.clip import ClipParams, ClipRequest, estimate_cost, parse_clip_request, validate_clip
+from media_server.models.clip import ClipParams, ClipRequest, parse_clip_request, validate_clip
+from media_server.models.pricing import estimate_cost
 
 
 def _validate(card: VideoCard, **values: Any) -> ClipParams:

@@ -269,7 +269,7 @@ def test_files_of_a_row_that_could_not_be_written_are_removed(service: Any, monk
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise OperationalError("INSERT", {}, Exception("disk I/O error"))
 
-    monkeypatch.setattr("media_server.jobs.store.submit", refuse)
+    monkeypatch.setattr("media_server.jobs.store.submit_in", refuse)
     answer = service.http.post(
         "/v1/videos", data={"prompt": "a"}, files={"input_reference": ("a.png", _image(), "image/png")}
     )
