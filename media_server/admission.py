@@ -53,7 +53,7 @@ def admit_clip(
     Raises InvalidRequest if it never fits, RateLimited if the queue is too long now.
     """
     cost = predict_cost(tx, card, params)
-    check_cost(limits, card, params, cost)
+    _check_cost(limits, card, params, cost)
     _check_queue(tx, limits, card.pool, owner_key_id, priority)
     return cost
 
@@ -73,7 +73,7 @@ def admit_film(
     Raises InvalidRequest if a shot never fits, RateLimited if the queue of storyboards or of clips is too long now.
     """
     cost = predict_cost(tx, card, shot)
-    check_cost(limits, card, shot, cost)
+    _check_cost(limits, card, shot, cost)
     # the shots of films whose storyboards are being written stand in no queue yet
     to_come_s = _to_come_s(tx, card, owner_key_id) / live_workers(tx, card.pool)
     _check_queue(tx, limits, card.pool, owner_key_id, priority, further_s=to_come_s)
@@ -85,7 +85,7 @@ def admit_text(tx: Transaction, limits: Limits, pool: str, *, owner_key_id: str 
     _check_queue(tx, limits, pool, owner_key_id, priority)
 
 
-def check_cost(limits: Limits, card: VideoCard, params: ClipParams, cost: Cost) -> None:
+def _check_cost(limits: Limits, card: VideoCard, params: ClipParams, cost: Cost) -> None:
     """Raise InvalidRequest if a clip takes more memory than its device has, or more seconds than one clip may."""
     memory = card.machine.memory_bytes if card.machine is not None else 0
     if memory and cost.peak_memory_bytes > memory:

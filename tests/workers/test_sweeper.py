@@ -1,5 +1,8 @@
-"""Files without an owner are removed, whatever becomes of one of them."""
+"""Files without an owner are removed, whatever becomes of one of them; erased words leave the log."""
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -7,8 +10,9 @@ import pytest
 from media_server.artifacts.store import open_artifacts
 from media_server.jobs import store
 from media_server.jobs.database import migrate, open_database
+from media_server.jobs.spec import JobSpec
 from media_server.jobs.transitions import discard
-from media_server.settings import Settings
+from media_server.settings import Settings, child_environment
 from workers.sweeper import collect_garbage
 
 
@@ -40,4 +44,24 @@ def test_a_prefix_that_cannot_be_removed_holds_up_no_other(tmp_path: Path, monke
     with db.write() as tx:
         tx.conn.exec_driver_sql("UPDATE garbage SET due_at = 0")
     assert sorted(store.due_garbage(db)) == sorted(stuck)
+    db.close()
+
+
+def test_what_was_erased_leaves_the_log(tmp_path: Path) -> None:
+    """The sweeper itself, over a database that another process has open."""
+    settings = Settings(data_dir=tmp_path, broker_url="redis://127.0.0.1:1/0")
+    db = open_database(settings.database)
+    migrate(db)
+    job = store.submit(db, JobSpec(kind="storyboard", pool="text", prompts={"idea": "canary-21ce"}))
+    store.delete(db, job.id)
+    log = tmp_path / "media-server.db-wal"
+    assert b"canary-21ce" in log.read_bytes()
+    command = [sys.executable, "-c", "from workers.sweeper import main; main([])"]
+    with subprocess.Popen(command, env=child_environment(settings), stderr=subprocess.DEVNULL) as sweeper:
+        deadline = time.monotonic() + 60
+        while b"canary-21ce" in log.read_bytes() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        sweeper.terminate()
+        assert sweeper.wait(30) == 0
+    assert b"canary-21ce" not in log.read_bytes() + (tmp_path / "media-server.db").read_bytes()
     db.close()
