@@ -76,6 +76,7 @@ def train(
     kernels: Kernels,
     *,
     held_out: Tensor,
+    keeps_latents: bool = False,
     seed: int = 0,
     learning_rate: float = 2e-3,
     log_every: int = 50,
@@ -93,6 +94,8 @@ def train(
         log: gets a line every `log_every` steps.
         kernels: compiled or not.
         held_out: clips `[N, T, H, W, 3]` uint8 for the PSNR.
+        keeps_latents: train the decoder alone, on the latents that the encoder gives; the encoder and the measured
+            statistics stay.
         seed: of the clips and the noise of each step.
         learning_rate: peak.
         log_every, save_every: in steps; a state is written only where `save_every` is given.
@@ -100,6 +103,9 @@ def train(
     """
     device = held_out.device
     dtype = kernels.dtype
+    if keeps_latents:
+        vae.encoder.requires_grad_(False)
+        vae.quant_conv.requires_grad_(False)
     optimizer = Optimizer(vae, HIDDEN, learning_rate, ema_decay=0.998)
     step = 0
     state = load_state(out / STATE_FILE, device) if resume else None
@@ -111,7 +117,8 @@ def train(
     while (progress := budget.progress(step)) < 1:
         generator.manual_seed(seed * 1_000_003 + step)
         clips = _draw_batch(banks, crops, step, seed, generator)
-        mean, log_variance = forward.encode(vae, clips, kernels, dtype)
+        with torch.set_grad_enabled(not keeps_latents):
+            mean, log_variance = forward.encode(vae, clips, kernels, dtype)
         noise = torch.randn(mean.shape, generator=generator, device=device)
         decoded = forward.decode(vae, mean + torch.exp(0.5 * log_variance) * noise, kernels, dtype)
         reconstruction = reconstruction_loss(decoded, clips.float() / 127.5 - 1)
@@ -130,8 +137,11 @@ def train(
             model_state = {name: tensor.detach() for name, tensor in vae.state_dict().items()}
             save_state(out / STATE_FILE, {"model": model_state, "optimizer": optimizer.state_dict(), "step": step})
     vae.load_state_dict(optimizer.ema_state(), strict=False)
-    means, deviations = measure_latents(vae, banks, kernels, dtype)
-    vae.register_to_config(latents_mean=means, latents_std=deviations)  # type: ignore[operator]
+    config: Any = vae.config
+    means, deviations = config.latents_mean, config.latents_std
+    if not keeps_latents:
+        means, deviations = measure_latents(vae, banks, kernels, dtype)
+        vae.register_to_config(latents_mean=means, latents_std=deviations)  # type: ignore[operator]
     whole, moving = psnr(vae, held_out, kernels, dtype)
     log.write("autoencoder", step=step, psnr=whole, psnr_moving=moving, elapsed_s=budget.elapsed_s)
     about = {"latents_mean": means, "latents_std": deviations, "steps": step, "psnr": whole, "psnr_moving": moving}

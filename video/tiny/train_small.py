@@ -1,9 +1,10 @@
 """Trains a smaller Wan of the tiny world on CPU cores: `python -m video.tiny.train_small autoencoder --out runs/small`.
 
 The stages, each with its own seconds of wall clock: `autoencoder`, `text`, `encode`, `transformer`. Clips are 64x96
-pixels and 17 or 33 frames long. The autoencoder and the text encoder learn the whole tiny world, the denoiser a part of
-it that two cores learn in two hours: one thing before a still camera. `--resume` goes on from the state of an
-interrupted stage, `--from` starts a stage from the weights of an earlier run in another folder.
+or 96x160 pixels and 17 or 33 frames long. The autoencoder and the text encoder learn the whole tiny world, the denoiser
+a part of it that two cores learn in two hours: one thing before a still camera. `--resume` goes on from the state of an
+interrupted stage, `--from` starts a stage from the weights of an earlier run in another folder. `decoder` goes on with
+the decoder of --from alone, while the denoiser trains on the latents that its encoder gives.
 
 Invariant: weights, states and the log lie in --out, under the names that `video.tiny.convert` reads.
 """
@@ -39,14 +40,23 @@ BANKS = {"wide": (1536, 17, 64, 96), "large": (384, 17, 96, 160)}
 NEAR = 48  # pixels of the side of a window around a thing, where most of what there is to learn lies
 CROPS = (Crop("near", 9, 8, 0.6), Crop("near", 17, 4, 0.15), Crop("wide", 17, 2, 0.15), Crop("large", 17, 1, 0.1))
 BUCKETS = (
-    Bucket(64, 96, 17, 48, share=0.8, late_share=0.5, material=0.6, max_clips=6144),
-    Bucket(64, 96, 33, 24, share=0.2, late_share=0.5, material=0.4, max_clips=2048),
+    Bucket(64, 96, 17, 48, share=0.4, late_share=0.1, material=0.2, max_clips=3072),
+    Bucket(64, 96, 33, 24, share=0.1, late_share=0.1, material=0.1, max_clips=512),
+    Bucket(96, 160, 17, 20, share=0.4, late_share=0.4, material=0.4, max_clips=3072),
+    Bucket(96, 160, 33, 10, share=0.1, late_share=0.4, material=0.3, max_clips=1280),
 )
 CAPTIONS_EACH = 6
 DEVICE = torch.device("cpu")
 
 
-def autoencoder(args: argparse.Namespace) -> None:
+def decoder(args: argparse.Namespace) -> None:
+    """Train the decoder of the autoencoder in `args.start` for `args.seconds`."""
+    if args.start is None:
+        raise ValueError("train_small: decoder needs --from, the folder of an autoencoder")
+    autoencoder(args, keeps_latents=True)
+
+
+def autoencoder(args: argparse.Namespace, keeps_latents: bool = False) -> None:
     """Train the autoencoder for `args.seconds`."""
     banks = {}
     near = []
@@ -58,9 +68,11 @@ def autoencoder(args: argparse.Namespace) -> None:
     _, frames, height, width = BANKS["wide"]
     unseen = bank.say_all(None, bank.jobs("unseen", 0, 32, 0))
     held_out = bank.draw_clips(unseen, frames, height, width, DEVICE, 32)
-    vae = train_autoencoder.fresh_autoencoder(args.seed, **AUTOENCODER)
+    vae: Any = train_autoencoder.fresh_autoencoder(args.seed, **AUTOENCODER)
     if args.start is not None:
-        vae.load_state_dict(load_weights(args.start, "vae")[0])
+        weights, about = load_weights(args.start, "vae")
+        vae.load_state_dict(weights)
+        vae.register_to_config(latents_mean=about["latents_mean"], latents_std=about["latents_std"])
     train_autoencoder.train(
         vae,
         banks,
@@ -70,6 +82,7 @@ def autoencoder(args: argparse.Namespace) -> None:
         Log(args.out / "log.jsonl"),
         Kernels(args.compile, training_dtype(DEVICE)),
         held_out=held_out,
+        keeps_latents=keeps_latents,
         seed=args.seed,
         learning_rate=args.rate,
         log_every=20,
@@ -140,7 +153,7 @@ def is_taught(scene: Scene) -> bool:
 
 
 def encode(args: argparse.Namespace) -> None:
-    """Draw and encode the clips of every size once, and keep them in `encoded-<size>.pt`."""
+    """Draw and encode the clips of the chosen sizes once, and keep them in `encoded-<size>-<first seed>.pt`."""
     weights, about = load_weights(args.out, "vae")
     vae = build_autoencoder(
         **AUTOENCODER, latents_mean=about["latents_mean"], latents_std=about["latents_std"]
@@ -150,6 +163,8 @@ def encode(args: argparse.Namespace) -> None:
     encoder.load_state_dict(load_weights(args.out, "text")[0])
     log = Log(args.out / "log.jsonl")
     for index, bucket in enumerate(BUCKETS):
+        if args.sizes and bucket.name not in args.sizes:
+            continue
         said = taught_scenes("train", args.first_seed + 1_000_000 * index, bucket.max_clips, CAPTIONS_EACH)
         made = latents.encode_bucket(bucket, said, vae, encoder, Kernels(dtype=training_dtype(DEVICE)), None)
         path = args.out / f"encoded-{bucket.name}-{args.first_seed}.pt"
@@ -159,9 +174,11 @@ def encode(args: argparse.Namespace) -> None:
 
 
 def transformer(args: argparse.Namespace) -> None:
-    """Train the denoiser for `args.seconds` on everything that is encoded."""
+    """Train the denoiser for `args.seconds` on the chosen sizes of what is encoded."""
     material = []
     for bucket in BUCKETS:
+        if args.sizes and bucket.name not in args.sizes:
+            continue
         parts = [torch.load(path, weights_only=True) for path in sorted(args.out.glob(f"encoded-{bucket.name}-*.pt"))]
         if not parts:
             raise FileNotFoundError(f"train_small: no encoded-{bucket.name}-*.pt in {args.out}; run `encode` first")
@@ -195,7 +212,13 @@ def transformer(args: argparse.Namespace) -> None:
 
 def main() -> None:
     """Run one stage."""
-    stages = {"autoencoder": autoencoder, "text": text, "encode": encode, "transformer": transformer}
+    stages = {
+        "autoencoder": autoencoder,
+        "decoder": decoder,
+        "text": text,
+        "encode": encode,
+        "transformer": transformer,
+    }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", choices=stages)
     parser.add_argument("--out", type=Path, required=True)
@@ -204,6 +227,9 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--first-seed", type=int, default=0, help="of the scenes to encode")
+    parser.add_argument(
+        "--sizes", nargs="+", choices=[bucket.name for bucket in BUCKETS], help="of clips; all unless given"
+    )
     parser.add_argument("--causal-share", type=float, default=0.1)
     parser.add_argument("--align", type=float, default=0.1, help="weight of the probe's loss (video.tiny.alignment)")
     parser.add_argument("--compile", action="store_true", help="compile the blocks; needs a C++ compiler")
