@@ -70,7 +70,9 @@ def encode_h264(
         context.width, context.height, context.pix_fmt = width, height, "yuv420p"
         context.time_base = 1 / fps
         context.thread_count = threads
-        context.options = {"crf": str(crf), "preset": "medium"}
+        # 2026-11, x264 of PyAV 18 on AVX-512, 64x64: with its macroblock tree five files of the same frames were three
+        # different ones, without it (or held to AVX2) one; the same clip must be the same file
+        context.options = {"crf": str(crf), "preset": "medium", "x264-params": "no-mbtree=1"}
         context.color_range = ColorRange.MPEG
         context.color_primaries, context.color_trc, context.colorspace = _BT709_PRIMARIES, _BT709_TRC, _BT709_SPACE
         for chunk in chunks:

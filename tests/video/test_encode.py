@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import zipfile
 from fractions import Fraction
 from pathlib import Path
@@ -145,3 +146,17 @@ def test_probe_prints_facts_as_json(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (facts["num_frames"], facts["fps"], facts["width"], facts["codec"]) == (6, "24000/1001", 48, "h264")
     assert probe.main([str(tmp_path / "none.mp4")]) == 1
     assert "none.mp4" in capsys.readouterr().err
+
+
+def test_the_same_frames_are_the_same_file(tmp_path: Path) -> None:
+    """Whatever lay in memory before: frames of the smallest size, that move, and junk of several sizes between."""
+    coarse = torch.rand(20, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    frames = torch.nn.functional.interpolate(coarse, size=(64, 64), mode="bilinear").permute(0, 2, 3, 1)
+    chunk = torch.cumsum(frames, 0).remainder(1.0).mul(255).round().to(torch.uint8)
+    files = set()
+    for count in (0, 3, 50, 7, 400):
+        junk = [os.urandom(4096) for _ in range(count)]
+        path = tmp_path / f"{len(junk)}.mp4"
+        encode_h264(path, [chunk.clone()], width=64, height=64, fps=Fraction(16))
+        files.add(path.read_bytes())
+    assert len(files) == 1
