@@ -1,10 +1,15 @@
-"""What holds for all tests: runtime folders of services lie in one folder that goes away with the run."""
+"""What holds for all tests: folders of services go away with the run, and no example fails by a busy machine alone."""
 
 import shutil
 import tempfile
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# a core that is shared makes any example slow; a database of examples would make runs differ
+settings.register_profile("tests", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -38,7 +38,7 @@ WHOLE = Scope(
     flow_shift=3.0,
 )
 SMALL = Scope(
-    sizes=("96x64",),
+    sizes=("160x96", "96x64"),
     max_sides=(160, 96),
     max_frames=33,
     default_frames=33,

@@ -137,7 +137,14 @@ def train(
             value = float(losses) / window
             optimizer.keep_or_restore(math.isfinite(value))
             losses, window = torch.zeros((), device=device), 0
-            log.write("transformer", step=step, clips=seen, loss=value, probe=float(aligned), lr=learning_rate * scale)
+            log.write(
+                "transformer",
+                step=step,
+                clips=seen,
+                loss=value,
+                probe=float(aligned.detach()),
+                lr=learning_rate * scale,
+            )
         step += 1
         if save_every is not None and step % save_every == 0:
             model_state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
