@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from video.tiny import forward, train_autoencoder, train_transformer
+from video.tiny.batches import causal_mask, draw_batch
 from video.tiny.forward import Kernels
 from video.tiny.latents import Bucket, Encoded
 from video.tiny.model import MAX_TOKENS, TEXT_ENCODER
@@ -35,7 +36,7 @@ def exercises(device: torch.device) -> list[Callable[[Kernels], None]]:
             latents = torch.randn(shape, device=device)
             text = torch.randn(bucket.batch, MAX_TOKENS, TEXT_ENCODER["d_model"], device=device).bfloat16()
             timesteps = torch.rand(bucket.batch, bucket.latent_frames, device=device) * 1000
-            mask = train_transformer.causal_mask(bucket, device) if is_masked else None
+            mask = causal_mask(bucket, device) if is_masked else None
             out = forward.denoise(model, latents, timesteps, text, kernels, mask, torch.bfloat16)
             out.sum().backward()
 
@@ -76,10 +77,10 @@ def time_buckets(
     dtype = kernels.dtype
     generator = torch.Generator(device).manual_seed(0)
     for encoded in material:
-        for mask in (None, train_transformer.causal_mask(encoded.bucket, device)):
+        for mask in (None, causal_mask(encoded.bucket, device)):
 
             def step(encoded: Encoded = encoded, mask: Tensor | None = mask) -> None:
-                batch = train_transformer.draw_batch(encoded, empty, mask, generator)
+                batch = draw_batch(encoded, empty, mask, generator)
                 train_transformer.flow_loss(model, batch, kernels, dtype).backward()
                 optimizer.step(1.0)
 

@@ -1,10 +1,7 @@
 """Trains the tiny denoiser: `python -m video.tiny.train_transformer --device cpu --steps 1000 --out runs/a --resume`.
 
-Flow matching: x = (1 - s) clean + s noise, the target is noise - clean, the timestep 1000 s; s is logit-normal (80 %)
-or uniform (20 %), shifted more where a clip has more tokens. Conditioned latent frames are clean with timestep 0 and
-count nothing in the loss: none, the first, the first two to four, or the first and the last (`rest_latent`). A tenth of
-the captions is empty. In causal batches a latent frame attends to itself and earlier ones; a prefix of any length is
-clean and the later frames have noise levels of their own, as in a rollout with cached keys and values.
+Flow matching: the target is noise - clean over the latent frames that are not conditioned (video/tiny/batches.py); the
+loss of a probe on the hidden state in the middle may be added (video/tiny/alignment.py).
 
 Invariant: step n draws everything from (seed, n), so a resumed run continues bit for bit on the CPU.
 """
@@ -12,7 +9,6 @@ Invariant: step n draws everything from (seed, n), so a resumed run continues bi
 import argparse
 import logging
 import math
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from video.tiny import bank, captions, forward
-from video.tiny.alignment import Probe, Shown
+from video.tiny.alignment import Probe
+from video.tiny.batches import Batch, causal_mask, choose, crop_padding, draw_batch
 from video.tiny.forward import Kernels
 from video.tiny.latents import Bucket, Encoded, encode_all, request
 from video.tiny.model import TRANSFORMER, build_autoencoder, build_text_encoder, build_transformer
@@ -34,9 +31,6 @@ logger = logging.getLogger(__name__)
 HIDDEN = ("to_q.weight", "to_k.weight", "to_v.weight", "to_out.0.weight", "ffn.net")
 STATE_FILE = "transformer.state"
 CAPTIONS_EACH = 12
-# Shares of the conditions: none, first latent frame, first two to four, first and last.
-CONDITIONS = (0.56, 0.20, 0.16, 0.08)
-EMPTY_CAPTIONS = 0.1
 BUCKETS: tuple[Bucket, ...] = (
     Bucket(96, 160, 33, 64, share=0.64, late_share=0.50, material=0.50, max_clips=40960),
     Bucket(96, 96, 33, 96, share=0.10, late_share=0.08, material=0.07, max_clips=8192),
@@ -50,18 +44,6 @@ SMALL_BUCKETS: tuple[Bucket, ...] = (
     Bucket(48, 80, 9, 4, share=0.7, late_share=0.5, material=0.5, max_clips=32),
     Bucket(32, 48, 17, 4, share=0.3, late_share=0.5, material=0.5, max_clips=32),
 )
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One step's material: clean `[B, 16, F, h, w]`, sigmas `[B, F]` (0 where conditioned), text `[B, L, D]`."""
-
-    clean: Tensor
-    sigmas: Tensor
-    noise: Tensor
-    text: Tensor
-    mask: Tensor | None
-    shown: Shown | None = None
 
 
 def train(
@@ -160,61 +142,6 @@ def train(
     return model
 
 
-def crop_padding(material: list[Encoded], empty: Tensor) -> tuple[list[Encoded], Tensor]:
-    """Keep of every text the longest one's tokens and one of the padding, which `denoise` counts as often as it was."""
-    longest = max(int((encoded.text != 0).any(-1).any(0).any(0).sum()) for encoded in material)
-    kept = min(longest + 1, MAX_TOKENS)
-    return [replace(encoded, text=encoded.text[:, :, :kept].contiguous()) for encoded in material], empty[:kept]
-
-
-def choose(material: list[Encoded], draw: float, progress: float) -> Encoded:
-    """Choose a size of clip: shares move from `share` to `late_share` over the second half."""
-    late = min(max(2 * progress - 0.6, 0.0), 1.0)
-    shares = [e.bucket.share + late * (e.bucket.late_share - e.bucket.share) for e in material]
-    reached = 0.0
-    for encoded, share in zip(material, shares, strict=True):
-        reached += share / sum(shares)
-        if draw < reached:
-            return encoded
-    return material[-1]
-
-
-def draw_batch(encoded: Encoded, empty: Tensor, mask: Tensor | None, generator: torch.Generator) -> Batch:
-    """Draw clips, captions, noise levels and conditions; nothing is read back to the host."""
-    bucket, device = encoded.bucket, empty.device
-    size, frames = bucket.batch, bucket.latent_frames
-
-    def uniform(*shape: int) -> Tensor:
-        return torch.rand(shape, generator=generator, device=device)
-
-    def pick(count: int) -> Tensor:
-        return torch.randint(count, (size,), generator=generator, device=device)
-
-    rows = pick(len(encoded.latents))
-    seen = None if encoded.shown is None else encoded.shown[rows]
-    clean = encoded.latents[rows].float()
-    text = encoded.text[rows, pick(encoded.text.shape[1])]
-    text = torch.where((uniform(size, 1, 1) < EMPTY_CAPTIONS), empty, text)
-    noise = torch.randn(clean.shape, generator=generator, device=device)
-    levels = (size, frames if mask is not None else 1)
-    normal = torch.randn(levels, generator=generator, device=device)
-    sigmas = torch.where(uniform(*levels) < 0.8, torch.sigmoid(normal), uniform(*levels))
-    shift = flow_shift(bucket.tokens)
-    sigmas = (shift * sigmas / (1 + (shift - 1) * sigmas)).expand(size, frames)
-    index = torch.arange(frames, device=device)
-    if mask is not None:
-        return Batch(clean, sigmas * (index >= pick(frames)[:, None]), noise, text, mask, seen)
-    none, first, several, _ = CONDITIONS
-    kind = uniform(size)
-    several_count = 2 + pick(max(min(3, frames - 2), 1))
-    count = (kind >= none).long()
-    count = torch.where((kind >= none + first) & (kind < none + first + several), several_count, count)
-    is_last = kind >= none + first + several
-    clean[:, :, -1:] = torch.where(is_last.view(-1, 1, 1, 1, 1), encoded.rest[rows].float(), clean[:, :, -1:])
-    is_clean = (index < count[:, None]) | (is_last[:, None] & (index == frames - 1))
-    return Batch(clean, sigmas * ~is_clean, noise, text, None, seen)
-
-
 def flow_loss(model: nn.Module, batch: Batch, kernels: Kernels, dtype: torch.dtype) -> Tensor:
     """Compare the predicted velocity with noise - clean over the frames that are not conditioned."""
     return flow_and_probe_loss(model, batch, kernels, dtype, None)[0]
@@ -237,20 +164,6 @@ def flow_and_probe_loss(
     if probe is None or batch.shown is None:
         return loss, torch.zeros((), device=loss.device)
     return loss, probe.loss(taps[middle], batch.shown)
-
-
-def flow_shift(tokens: int) -> float:
-    """Return the shift of the noise levels: 3 at 540 tokens, growing with their square root, within 1.5 to 6."""
-    return min(max(3.0 * math.sqrt(tokens / 540), 1.5), 6.0)
-
-
-def causal_mask(bucket: Bucket, device: torch.device) -> Tensor:
-    """Let each latent frame's tokens attend to it and earlier ones: `[N, N]` bool, rows aligned for fused kernels."""
-    frame = torch.arange(bucket.tokens, device=device) // bucket.tokens_a_frame
-    aligned = (bucket.tokens + 15) // 16 * 16
-    mask = torch.zeros(bucket.tokens, aligned, dtype=torch.bool, device=device)
-    mask[:, : bucket.tokens] = frame[:, None] >= frame[None, :]
-    return mask[:, : bucket.tokens]
 
 
 def fresh_transformer(seed: int, **overrides: Any) -> nn.Module:

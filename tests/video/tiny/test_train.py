@@ -9,7 +9,7 @@ import torch
 from diffusers import WanPipeline
 from torch import Tensor
 
-from video.tiny import bank, captions, forward, train_autoencoder, train_text, train_transformer
+from video.tiny import bank, batches, captions, forward, train_autoencoder, train_text, train_transformer
 from video.tiny.convert import convert
 from video.tiny.draw import draw
 from video.tiny.forward import Kernels
@@ -80,7 +80,7 @@ def test_denoiser_equals_diffusers_with_a_timestep_a_token() -> None:
 @torch.no_grad()
 def test_causal_mask_hides_later_latent_frames() -> None:
     model = build_transformer(num_attention_heads=2, attention_head_dim=16, text_dim=32, ffn_dim=64, num_layers=2)
-    mask = train_transformer.causal_mask(Bucket(32, 48, 13, 1, 1, 1, 1, 1), CPU)
+    mask = batches.causal_mask(Bucket(32, 48, 13, 1, 1, 1, 1, 1), CPU)
     latents, text, timesteps = torch.randn(1, 16, 4, 4, 6), torch.randn(1, MAX_TOKENS, 32), torch.full((1, 4), 300.0)
     before = forward.denoise(model, latents, timesteps, text, KERNELS, mask)
     latents[:, :, 2:] = 7.0
@@ -201,7 +201,7 @@ def test_encoded_clips_follow_the_rules_of_the_model() -> None:
 def test_conditions_are_clean_and_everything_else_is_noisy() -> None:
     material, empty = encoded_material()
     wide = Encoded(Bucket(32, 48, 17, 256, 1, 1, 1, 6), material[0].latents, material[0].rest, material[0].text)
-    batch = train_transformer.draw_batch(wide, empty, None, torch.Generator().manual_seed(0))
+    batch = batches.draw_batch(wide, empty, None, torch.Generator().manual_seed(0))
     clean = batch.sigmas == 0
     patterns = {tuple(row) for row in clean.long().tolist()}
     assert patterns == {(0,) * 5, (1, 0, 0, 0, 0), (1, 1, 0, 0, 0), (1, 1, 1, 0, 0), (1, 1, 1, 1, 0), (1, 0, 0, 0, 1)}
@@ -209,8 +209,8 @@ def test_conditions_are_clean_and_everything_else_is_noisy() -> None:
     rests = clean[:, -1]
     distances = (batch.clean[rests][:, None, :, -1:] - material[0].rest[None]).abs().amax((2, 3, 4, 5)).amin(1)
     assert distances.max() == 0
-    mask = train_transformer.causal_mask(wide.bucket, CPU)
-    causal = train_transformer.draw_batch(wide, empty, mask, torch.Generator().manual_seed(0)).sigmas
+    mask = batches.causal_mask(wide.bucket, CPU)
+    causal = batches.draw_batch(wide, empty, mask, torch.Generator().manual_seed(0)).sigmas
     assert (causal[:, -1] > 0).all()
     assert len(causal[0].unique()) > 2
 
