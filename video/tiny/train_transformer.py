@@ -22,6 +22,7 @@ from video.tiny.forward import Kernels
 from video.tiny.latents import Bucket, Encoded, encode_all, request
 from video.tiny.model import TRANSFORMER, build_autoencoder, build_text_encoder, build_transformer
 from video.tiny.optim import Budget, Optimizer, learning_rate_scale
+from video.tiny.peers import Peers
 from video.tiny.runs import Log, load_state, load_weights, save_state, save_weights
 from video.tiny.tokenizer import MAX_TOKENS
 from video.tiny.train_text import embed
@@ -84,6 +85,7 @@ def train(
     """
     device = empty.device
     dtype = kernels.dtype
+    peers = Peers()
     material, empty = crop_padding(material, empty)
     optimizer = Optimizer(model, HIDDEN, learning_rate, ema_decay=0.9985)
     probe = Probe(model.patch_embedding.out_channels).to(device)  # type: ignore[union-attr, arg-type]
@@ -99,44 +101,44 @@ def train(
     generator = torch.Generator(device)
     masks = {e.bucket.name: causal_mask(e.bucket, device) for e in material}
     saved_s, seen, losses, window = budget.elapsed_s, 0, torch.zeros((), device=device), 0
-    while (progress := budget.progress(step)) < 1:
+    while (progress := peers.agree(budget.progress(step))) < 1:
+        # all processes take the same size of clip, each its own clips
         choice = torch.Generator().manual_seed(seed * 1_000_003 + step)
         draws = torch.rand(2, generator=choice).tolist()
         encoded = choose(material, draws[0], progress)
         mask = masks[encoded.bucket.name] if draws[1] < causal_share else None
-        generator.manual_seed(seed * 1_000_003 + step)
+        generator.manual_seed(seed * 1_000_003 + step + 500_009 * peers.rank)
         batch = draw_batch(encoded, empty, mask, generator)
         weight = align * min(max(3 - 4 * progress, 0.0), 1.0)
         loss, aligned = flow_and_probe_loss(model, batch, kernels, dtype, probe if weight > 0 else None)
         (loss + weight * aligned).backward()
+        peers.average_gradients(optimizer.params)
         scale = learning_rate_scale(progress, step)
         optimizer.step(scale)
         if weight > 0:
+            peers.average_gradients(probe.parameters())
             probe_optimizer.step()
             probe_optimizer.zero_grad(set_to_none=True)
-        losses, window, seen = losses + loss.detach(), window + 1, seen + len(batch.clean)
+        losses, window, seen = losses + loss.detach(), window + 1, seen + len(batch.clean) * peers.size
         if step % log_every == 0:
-            value = float(losses) / window
+            value = float(peers.mean(losses)) / window
             optimizer.keep_or_restore(math.isfinite(value))
             losses, window = torch.zeros((), device=device), 0
-            log.write(
-                "transformer",
-                step=step,
-                clips=seen,
-                loss=value,
-                probe=float(aligned.detach()),
-                lr=learning_rate * scale,
-            )
+            if peers.is_first:
+                read = float(aligned.detach())
+                log.write("transformer", step=step, clips=seen, loss=value, probe=read, lr=learning_rate * scale)
         step += 1
-        if save_every is not None and step % save_every == 0:
+        if save_every is not None and step % save_every == 0 and peers.is_first:
             model_state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
             kept = {"model": model_state, "optimizer": optimizer.state_dict(), "step": step}
             kept |= {"probe": probe.state_dict(), "probe_optimizer": probe_optimizer.state_dict()}
             save_state(out / STATE_FILE, kept)
-        if budget.elapsed_s - saved_s > weights_every_s:
+        if budget.elapsed_s - saved_s > weights_every_s and peers.is_first:
             saved_s = budget.elapsed_s
             save_weights(out, "transformer", optimizer.ema_state(), {"steps": step, "clips": seen, "is_final": False})
     model.load_state_dict(optimizer.ema_state(), strict=False)
+    if not peers.is_first:
+        return model
     log.write("transformer", step=step, clips=seen, elapsed_s=budget.elapsed_s)
     save_weights(out, "transformer", model.state_dict(), {"steps": step, "clips": seen, "is_final": True})
     return model
