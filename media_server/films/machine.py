@@ -73,9 +73,9 @@ def child_started(tx: Transaction, child: Job) -> None:
 
 
 def child_progressed(tx: Transaction, film_id: str) -> None:
-    """Carry a child's progress over to its film."""
+    """Carry a child's progress over to its film; one that is deleted has no readers, and its storyboard is erased."""
     film = load(tx, film_id, with_deleted=True)
-    if film.kind == "film" and film.status is Status.IN_PROGRESS:
+    if film.kind == "film" and film.status is Status.IN_PROGRESS and film.deleted_at is None:
         show_progress(tx, film, list_children(tx, film))
 
 

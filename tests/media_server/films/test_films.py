@@ -396,6 +396,21 @@ def test_deleting_a_film_deletes_its_family(db: Database, film: Job) -> None:
     assert store.list_jobs(db).data == []
 
 
+def test_a_shot_of_a_deleted_film_goes_on_beating_until_it_is_cancelled(db: Database, film: Job) -> None:
+    claim = _claim(db, "text")
+    assert claim is not None
+    claims.complete(db, claim, Result(result={"storyboard": BOARD}))
+    running = _claim(db, "video")
+    assert running is not None
+    store.delete(db, film.id)
+    # the storyboard that the film's progress was read from is erased by now
+    said = claims.beat(db, running, lease_s=20.0, stage="denoise", step=1, total_steps=4, progress=25.0)
+    assert (said.is_ours, said.cancel_requested) == (True, True)
+    assert claims.confirm_cancel(db, running)
+    with db.read() as tx:
+        assert set(tx.conn.scalars(sa.select(jobs.c.status).where(jobs.c.kind != "storyboard"))) == {"cancelled"}
+
+
 def test_seeds_are_those_of_sha256() -> None:
     # printf '7:0:0' | sha256sum, first 53 bits
     assert derive_seed(7, 0, 0) == 0xF27036D7F5A30F84 >> 11
