@@ -6,6 +6,7 @@ from the last frames of the one before; the answer says so in `adjusted`.
 """
 
 import secrets
+from collections.abc import Mapping
 
 from media_server.models.card import VideoCard, parse_size
 from media_server.models.clip_length import check_known_frames, find_num_frames, find_overlap, plan_segments
@@ -32,9 +33,15 @@ __all__ = [
     "OutputRequest",
     "Segments",
     "check_characters",
+    "check_metadata",
     "parse_clip_request",
     "validate_clip",
 ]
+
+
+# OpenAI's own limits
+MAX_METADATA_KEY = 64
+MAX_METADATA_VALUE = 512
 
 
 def validate_clip(card: VideoCard, request: ClipRequest) -> ClipParams:
@@ -45,10 +52,7 @@ def validate_clip(card: VideoCard, request: ClipRequest) -> ClipParams:
     _check_prompt(card, "prompt", request.prompt)
     negative = card.defaults.negative_prompt if request.negative_prompt is None else request.negative_prompt
     _check_length(card, "negative_prompt", negative)
-    for key, text in request.metadata.items():
-        if len(key) > 64 or len(text) > 512:
-            refuse("metadata", "keys have at most 64 characters, values at most 512", key[:64])
-        check_characters("metadata", key + text)
+    check_metadata(request.metadata)
     _check_inputs(card, request)
     width, height = _size(card, request)
     fps = card.fps if request.fps is None else request.fps
@@ -93,6 +97,15 @@ def check_characters(param: str, text: str) -> None:
     for index, character in enumerate(text):
         if character == "\0" or "\ud800" <= character <= "\udfff":
             refuse(param, "must hold neither NUL nor half a surrogate pair", f"U+{ord(character):04X} at {index}")
+
+
+def check_metadata(metadata: Mapping[str, str]) -> None:
+    """Raise InvalidRequest if a key or a value of a job's metadata is too long, or holds what cannot be stored."""
+    for key, text in metadata.items():
+        if len(key) > MAX_METADATA_KEY or len(text) > MAX_METADATA_VALUE:
+            rule = f"keys have at most {MAX_METADATA_KEY} characters, values at most {MAX_METADATA_VALUE}"
+            refuse("metadata", rule, key[:MAX_METADATA_KEY])
+        check_characters("metadata", key + text)
 
 
 def _check_length(card: VideoCard, param: str, text: str) -> None:

@@ -31,7 +31,7 @@ from media_server.jobs.database import Database
 from media_server.jobs.spec import Job, JobSpec
 from media_server.jobs.states import Status
 from media_server.models.card import VideoCard
-from media_server.models.clip import MAX_SEED, check_characters
+from media_server.models.clip import MAX_SEED, check_characters, check_metadata
 from media_server.models.registry import get_card
 from media_server.settings import Settings
 from media_server.text.openapi import json_body, stream_response
@@ -236,6 +236,7 @@ def _spec(body: StoryboardRequest, card: VideoCard, request: Request, owner: Cal
         raise InvalidRequest("idea: must not be empty.", param="idea", rule="must not be empty", value=body.idea)
     check_characters("idea", body.idea)
     check_characters("style", body.style or "")
+    check_metadata(body.metadata)
     fps = card.fps if body.fps is None else body.fps
     if not card.fps_range[0] <= fps <= card.fps_range[1]:
         rule = f"from {card.fps_range[0]} to {card.fps_range[1]} for {card.name}"
