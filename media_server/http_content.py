@@ -1,5 +1,6 @@
 """Serve a job's file: whole or in part, with validators, to GET and HEAD."""
 
+import logging
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -14,6 +15,8 @@ from media_server.jobs import store
 from media_server.jobs.database import Database
 from media_server.jobs.spec import ArtifactRecord, Job
 from media_server.jobs.states import Status
+
+logger = logging.getLogger(__name__)
 
 # how OpenAPI describes a file's answers
 CONTENT_RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -67,9 +70,16 @@ async def send_artifact(request: Request, job: Job, name: str, *, is_download: b
 
 
 def remove(db: Database, artifacts: ArtifactStore, job_id: str) -> None:
-    """Delete a job and the files that nobody writes to any more; blocking."""
+    """Delete a job and the files that nobody writes to any more; blocking.
+
+    Once its row is deleted the job is: files that the store does not let go of now are left to the sweeper.
+    """
     for prefix in store.delete(db, job_id):
-        artifacts.delete_prefix(prefix)
+        try:
+            artifacts.delete_prefix(prefix)
+        except Exception as error:
+            # each store has its own errors
+            logger.warning("job %s: %s stays for the sweeper (%s)", job_id, prefix, type(error).__name__)
 
 
 def find_artifact(db: Database, job: Job, name: str) -> ArtifactRecord:

@@ -12,8 +12,10 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from PIL import Image
 
+from media_server.artifacts.store import ArtifactStore
 from media_server.models.registry import publish
 from tests.media_server.routes.conftest import VIDEO_CARD
+from workers.sweeper import collect_garbage
 
 
 def test_the_life_of_a_clip(service: Any) -> None:
@@ -135,6 +137,22 @@ def test_lists_page_like_openais(service: Any) -> None:
     assert oldest["data"][0]["id"] == ids[0]
     empty = service.http.get("/v1/videos", params={"after": ids[0]}).json()
     assert (empty["data"], empty["first_id"], empty["last_id"], empty["has_more"]) == ([], None, None, False)
+
+
+def test_files_that_the_store_does_not_let_go_of_are_left_to_the_sweeper(service: Any, monkeypatch: Any) -> None:
+    video = service.completed_video()
+
+    def refuse(self: ArtifactStore, prefix: str) -> int:
+        raise OSError("the store is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ArtifactStore, "delete_prefix", refuse)
+        answer = service.http.delete(f"/v1/videos/{video['id']}")
+    assert (answer.status_code, answer.json()["deleted"]) == (200, True)
+    assert service.http.get(f"/v1/videos/{video['id']}").status_code == 404
+    assert list(service.artifacts.list_keys(video["id"]))
+    collect_garbage(service.db, service.artifacts)
+    assert list(service.artifacts.list_keys(video["id"])) == []
 
 
 def test_delete_takes_row_files_and_prompt(service: Any) -> None:
