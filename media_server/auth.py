@@ -54,7 +54,7 @@ def identify(request: Request) -> Caller:
             value=host[:200],
         )
     origin = request.headers.get("origin")
-    if origin is not None and request.method not in _SAFE_METHODS and urlsplit(origin).netloc != request.url.netloc:
+    if origin is not None and request.method not in _SAFE_METHODS and _netloc(origin) != request.url.netloc:
         raise Forbidden(
             "Requests that change something are not taken from pages of another origin.",
             code="cross_origin",
@@ -65,6 +65,14 @@ def identify(request: Request) -> Caller:
 
 
 Owner = Annotated[Caller, Depends(identify)]
+
+
+def _netloc(url: str) -> str | None:
+    """Give host and port of a URL; None if it is none, such as `null` or half an IPv6 address."""
+    try:
+        return urlsplit(url).netloc or None
+    except ValueError:
+        return None
 
 
 def is_loopback(host: str) -> bool:

@@ -219,15 +219,39 @@ def test_a_body_that_is_named_too_long_is_shortened_in_the_answer(service: Any) 
     assert len(json.dumps(body)) < 2000
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/videos", {"prompt": "a"}),
+        ("/v1/films", {"idea": "a"}),
+        ("/v1/storyboards", {"idea": "a"}),
+    ],
+)
+def test_metadata_is_bounded_wherever_it_is_taken(service: Any, path: str, body: dict[str, Any]) -> None:
+    before = service.contents()
+    for metadata in ({"k" * 65: "v"}, {"k": "v" * 513}, {f"k{number}": "v" for number in range(17)}):
+        answer = service.http.post(path, json={**body, "metadata": metadata})
+        check_problem(answer, 400, "invalid_request", "metadata")
+    assert service.contents() == before
+    most = {f"{number:064d}": "v" * 512 for number in range(16)}
+    answer = service.http.post(path, json={**body, "metadata": most})
+    assert answer.status_code in (200, 202) and answer.json()["metadata"] == most
+
+
 def test_pages_of_other_origins_may_read_nothing_in(service: Any) -> None:
     before = service.contents()
     answer = service.http.post("/v1/videos", data={"prompt": "a"}, headers={"origin": "https://evil.example"})
     check_problem(answer, 403, "cross_origin")
+    # what is no origin is not ours either
+    for origin in ("http://[", "http://[::1", "null", "", "http://", "127.0.0.1:8000"):
+        answer = service.http.post("/v1/videos", json={"prompt": "a"}, headers={"origin": origin})
+        check_problem(answer, 403, "cross_origin")
     assert service.contents() == before
     answer = service.http.post("/v1/videos", json={"prompt": "a"}, headers={"origin": "http://127.0.0.1:8000"})
     assert answer.status_code == 200
     # a name that somebody else's DNS points to loopback
     check_problem(service.http.get("/v1/videos", headers={"host": "evil.example:8000"}), 403, "unknown_host")
+    assert service.http.get("/v1/videos", headers={"host": "["}).status_code < 500
     for own in ("localhost:8000", "127.0.0.2", "[::1]:8000"):
         assert service.http.get("/v1/videos", headers={"host": own}).status_code == 200
 
