@@ -53,7 +53,7 @@ def probe_clip(path: Path, *, param: str) -> ClipInfo:
     """
     try:
         child = subprocess.run(
-            [sys.executable, "-m", "media_server.artifacts.probe", str(path)],
+            [sys.executable, "-P", "-m", "media_server.artifacts.probe", str(path)],
             capture_output=True,
             timeout=_TIMEOUT_S,
             check=False,

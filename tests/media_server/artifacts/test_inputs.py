@@ -154,6 +154,14 @@ def test_clips_are_measured(tmp_path: Path, name: str, codec: str) -> None:
     assert info.suffix == {"a.mp4": ".mp4", "a.mov": ".mp4", "a.webm": ".mkv", "a.avi": ".avi"}[name]
 
 
+def test_the_probe_takes_no_module_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clip = _write(tmp_path / "a.mp4", "libx264")
+    for name in ("av", "json", "media_server"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('taken from the working directory')")
+    monkeypatch.chdir(tmp_path)
+    assert probe_clip(clip, param="video").num_frames == 10
+
+
 def test_what_is_no_clip_is_refused_without_its_path(tmp_path: Path) -> None:
     clip = _write(tmp_path / "a.mp4", "libx264")
     playlist = tmp_path / "a.m3u8"
