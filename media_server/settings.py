@@ -4,6 +4,8 @@ Order of precedence: defaults, the TOML file, MEDIA_SERVER_* variables, override
 A parent process hands its settings to a child whole, in one variable, so that both always agree.
 """
 
+import base64
+import binascii
 import hashlib
 import importlib.resources
 import json
@@ -23,6 +25,8 @@ CONFIG_VERSION = 1
 _PREFIX = "MEDIA_SERVER_"
 _WHOLE = "MEDIA_SERVER_SETTINGS"
 _CONFIG = "MEDIA_SERVER_CONFIG"
+# never repeated in an error
+_SECRET = frozenset({"api_key", "engine_api_key", "webhook_secret", "database_url", "broker_url"})
 # unix sockets take 107 bytes; the runtime folder keeps room for the names inside it
 _MAX_RUNTIME_PATH = 72
 
@@ -135,6 +139,21 @@ class Settings(BaseModel):
             raise ValueError(f"each model has a name of its own, got {names}")
         return value
 
+    @field_validator("webhook_secret")
+    @classmethod
+    def _signs(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        # the rule of webhooks.signing: Standard Webhooks' secrets
+        prefix, text = value[:6], value[6:]
+        try:
+            key = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            key = b""
+        if prefix != "whsec_" or not 24 <= len(key) <= 64:
+            raise ValueError("must be whsec_ and the base64 of 24 to 64 random bytes")
+        return value
+
     @property
     def database(self) -> str:
         """SQLAlchemy URL of the database."""
@@ -205,9 +224,12 @@ def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
+        got = "a value that is not shown" if name in _SECRET else repr(first["input"])
+        # a secret would stand in the trace of the error that this one comes from
+        cause = None if name in _SECRET else error
         raise ConfigurationError(
-            f"Setting {name}: {first['msg']}, got {first['input']!r}.", param=name, rule=first["msg"]
-        ) from error
+            f"Setting {name}: {first['msg']}, got {got}.", param=name, rule=first["msg"]
+        ) from cause
 
 
 def child_environment(settings: Settings) -> dict[str, str]:

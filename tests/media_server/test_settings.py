@@ -4,12 +4,14 @@ import json
 import stat
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
 
 from media_server.errors import ConfigurationError
 from media_server.settings import ModelEntry, child_environment, load_settings
+from media_server.webhooks.signing import new_secret, sign
 
 CONFIG = """
 version = 1
@@ -32,7 +34,7 @@ pool = "fast"
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PORT", "DATA_DIR", "GPUS", "CONFIG", "SETTINGS", "MODELS"):
+    for name in ("PORT", "DATA_DIR", "GPUS", "CONFIG", "SETTINGS", "MODELS", "WEBHOOK_SECRET"):
         monkeypatch.delenv(f"MEDIA_SERVER_{name}", raising=False)
 
 
@@ -89,6 +91,30 @@ def test_bad_files_are_refused(tmp_path: Path, config: str, message: str) -> Non
     path.write_text(config)
     with pytest.raises(ConfigurationError, match=message):
         load_settings(path)
+
+
+@pytest.mark.parametrize(
+    "secret",
+    ["mine", "whsec_mine", "whsec_", "whsec_" + "A" * 28, "whsec_" + "A" * 88, "A" * 32, "whsec_" + "é" * 32,
+     "whsec_" + "A" * 31, "whsec_" + "A" * 31 + "\n"],
+)  # fmt: skip
+def test_a_webhook_secret_that_signs_nothing_is_refused_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, secret: str
+) -> None:
+    monkeypatch.setenv("MEDIA_SERVER_WEBHOOK_SECRET", secret)
+    with pytest.raises(ConfigurationError, match="^Setting webhook_secret: .*base64 of 24 to 64") as caught:
+        load_settings()
+    # neither in the message nor in the error that it comes from
+    said = "".join(traceback.format_exception(caught.value))
+    assert caught.value.param == "webhook_secret" and f"got {secret!r}" not in said and "input_value" not in said
+
+
+def test_a_webhook_secret_that_signs_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 24 and 64 bytes in base64, and what the service itself makes
+    for secret in ("whsec_" + "A" * 32, "whsec_" + "A" * 86 + "==", new_secret()):
+        monkeypatch.setenv("MEDIA_SERVER_WEBHOOK_SECRET", secret)
+        assert load_settings().webhook_secret == secret
+        assert sign(secret, "id", 0, b"").startswith("v1,")
 
 
 def test_unknown_variables_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
