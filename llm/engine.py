@@ -105,8 +105,10 @@ class Engine:
             )
             self._next_number += 1
             self._push_forced(sequence)
-            self.scheduler.add(sequence)
             sequences.append(sequence)
+        # all or none of them
+        for sequence in sequences:
+            self.scheduler.add(sequence)
         self._sequences[request.id] = sequences
 
     def abort(self, request_id: str) -> bool:

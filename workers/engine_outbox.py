@@ -1,7 +1,8 @@
 """What an engine has written and not yet forgotten: one stream in Valkey for each request, sent once a step.
 
-Invariant: event k of a request has the entry id k-0, for ever; sending it twice leaves it once. A reader that finds an
-id missing reads again: it will be written again.
+Invariants: event k of a request has the entry id k-0, for ever; sending it twice leaves it once. A reader that finds an
+id missing reads again: it will be written again. A stream and what its request was expire together, `ttl_s` after the
+last event at the earliest: while the request lives they are renewed, news or not.
 """
 
 import logging
@@ -18,6 +19,8 @@ logger = logging.getLogger(__name__)
 KEEP_S = 60.0
 # how often an engine without news looks whether Valkey still knows what it was sent
 CHECK_S = 2.0
+# how often the keys of a living request are renewed; the shortest of them last for LINGER_S
+RENEW_S = 10.0
 _BOOT_KEY = "ms:boot:"
 _DUPLICATE = "equal or smaller"
 
@@ -31,6 +34,7 @@ class _Stream:
     num_answers: int
     events: list[str] = field(default_factory=list)
     num_sent: int = 0
+    renewed_at: float = 0.0
     ended_at: float | None = None
 
 
@@ -80,7 +84,7 @@ class Outbox:
         try:
             if not self._is_lost and not self._send(is_again=False):
                 self._is_lost = True
-                logger.warning("Valkey has restarted empty; %d streams are written again", len(self._streams))
+                logger.warning("Valkey has lost its streams; %d are written again", len(self._streams))
             if self._is_lost:
                 self._send(is_again=True)
                 self._is_lost = False
@@ -96,10 +100,17 @@ class Outbox:
         pipeline = self.redis.pipeline(transaction=is_again)
         pipeline.set(self.boot_key, "1", get=True)
         had_sent = any(stream.num_sent for stream in self._streams.values())
-        sent = {}
+        sent: dict[str, int] = {}
+        renewed: dict[str, int] = {}
+        now = time.monotonic()
         for request_id, stream in self._streams.items():
             first = 0 if is_again else stream.num_sent
             if first == len(stream.events):
+                if stream.num_sent and stream.ended_at is None and now - stream.renewed_at >= RENEW_S:
+                    # expire answers whether the key was there: its place among the results
+                    renewed[request_id] = len(pipeline)
+                    pipeline.expire(outbox_key(request_id), stream.ttl_s)
+                    pipeline.expire(meta_key(request_id), stream.ttl_s)
                 continue
             sent[request_id] = len(stream.events)
             if is_again:
@@ -117,8 +128,13 @@ class Outbox:
                 raise result
         if not is_again and results[0] is None and had_sent:
             return False
+        if any(not (results[place] and results[place + 1]) for place in renewed.values()):
+            # an engine that stood still for longer than they last
+            return False
         for request_id, count in sent.items():
             self._streams[request_id].num_sent = count
+        for request_id in (*sent, *renewed):
+            self._streams[request_id].renewed_at = now
         return True
 
     def _drop_old(self) -> None:

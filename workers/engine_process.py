@@ -202,6 +202,11 @@ class EngineProcess:
         except RequestRefused as refused:
             self._end(message.id, Failure(code=refused.code, message=refused.message, param=refused.param))
             return
+        except Exception:
+            # one request's fault is not the others'
+            logger.exception("request %s: cannot be begun", message.id)
+            self._end(message.id, Failure(code="model_error", message="The engine cannot begin this request."))
+            return
         self.outbox.add(message.id, TextEvent(is_accepted=True))
         self.deadlines[message.id] = message.deadline
         self.usages[message.id] = []
@@ -214,12 +219,12 @@ class EngineProcess:
 
     def _send(self, output: Output) -> None:
         request_id = output.request_id
+        if request_id not in self.deadlines:
+            # another answer of the same request has failed
+            return
         if output.finish_reason is FinishReason.ERROR:
             self.engine.abort(request_id)
             self._end(request_id, Failure(code="model_error", message=output.error or "The model failed."))
-            return
-        if request_id not in self.deadlines:
-            # another answer of the same request has failed
             return
         usage = None
         if output.usage is not None:
