@@ -43,6 +43,7 @@ class Reading:
         # what to send again while nobody has accepted it
         self._message = message
         self._sent_at = self._alive_at = self._answered_at = time.monotonic()
+        self._was_out = False
 
     @property
     def position(self) -> dict[Any, Any]:
@@ -52,6 +53,10 @@ class Reading:
     def take(self, reply: Sequence[Any] | None) -> list[Entry]:
         """Take the entries of a reply, up to a gap."""
         self._answered_at = time.monotonic()
+        if self._was_out:
+            # a Valkey that comes back empty cannot say who lives: the engine has GONE_S from now on
+            self._was_out = False
+            self._alive_at = self._answered_at
         entries: list[Entry] = []
         for _, rows in reply or ():
             for entry_id, fields in rows:
@@ -70,6 +75,7 @@ class Reading:
 
     def note_outage(self) -> None:
         """Note that Valkey did not answer. Raises EngineUnavailable if that has lasted too long."""
+        self._was_out = True
         if time.monotonic() - self._answered_at > OUTAGE_S:
             raise EngineUnavailable("The broker does not answer; try again later.", code="broker_unavailable")
 
