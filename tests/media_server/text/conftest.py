@@ -114,7 +114,10 @@ class RandomWriter:
 
 @dataclass
 class ScriptedEngine:
-    """Answers with what the last line of the prompt says after `say `, cut at random; other words make it misbehave."""
+    """Answers with what the last line of the prompt says after `say `, cut at random; other words make it misbehave.
+
+    "endlessly" has it stop after the first part until it is told to abort.
+    """
 
     settings: Settings
     seed: int = 0
@@ -170,6 +173,8 @@ class ScriptedEngine:
                 self.write(request.id, number, TextEvent(index=index, text=part, logprobs=self.logprobs(request, part)))
                 if "slowly" in prompt:
                     time.sleep(0.05)
+                while "endlessly" in prompt and request.id not in self.aborted and not self.stopping.is_set():
+                    time.sleep(0.01)
                 if request.id in self.aborted:
                     return
             if "break" in prompt:
@@ -226,7 +231,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextService]:
     publish(db, card, "engine-0")
     publish(db, VIDEO_CARD, "video-0")
     valkey = subprocess.Popen(valkey_command(settings), stdout=subprocess.DEVNULL)
-    assert wait_until_answering(settings.redis_url, 10)
+    assert wait_until_answering(settings.redis_url, 120)
     engine = ScriptedEngine(settings)
     server = uvicorn.Server(
         uvicorn.Config(create_app(settings), port=0, log_level="warning", timeout_graceful_shutdown=1)
@@ -234,7 +239,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextService]:
     threads = [threading.Thread(target=server.run), threading.Thread(target=engine.run)]
     for thread in threads:
         thread.start()
+    deadline = time.monotonic() + 120
     while not server.started:
+        assert threads[0].is_alive() and time.monotonic() < deadline, "the API did not start"
         time.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
     yield TextService(settings, f"http://127.0.0.1:{port}", db, engine)
