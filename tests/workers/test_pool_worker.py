@@ -24,6 +24,8 @@ from media_server.settings import Settings, child_environment
 from workers.pool_worker import PoolContext, drain_pool
 from workers.valkey import is_answering, valkey_command, wait_until_answering
 
+# much less than a poll, which comes after ten minutes, and much more than a busy machine takes
+LIMIT_S = 120.0
 PROGRAM = Path(__file__).with_name("pool_program.py")
 
 
@@ -46,7 +48,7 @@ def valkey(settings: Settings) -> Iterator["subprocess.Popen[bytes]"]:
     settings.valkey_socket.unlink(missing_ok=True)
     process = subprocess.Popen(valkey_command(settings))
     try:
-        assert wait_until_answering(settings.redis_url, 10)
+        assert wait_until_answering(settings.redis_url, LIMIT_S)
         yield process
     finally:
         process.kill()
@@ -67,7 +69,7 @@ def submit(db: Database, **params: Any) -> str:
     return store.submit(db, JobSpec(kind="video", pool="test", params=params, max_attempts=2)).id
 
 
-def wait_for(db: Database, job_id: str, is_there: Callable[[Job], bool], limit_s: float = 20.0) -> Job:
+def wait_for(db: Database, job_id: str, is_there: Callable[[Job], bool], limit_s: float = LIMIT_S) -> Job:
     deadline = time.monotonic() + limit_s
     while not is_there(job := store.get(db, job_id)):
         assert time.monotonic() < deadline, f"still {job.status} after {limit_s} s"
@@ -84,9 +86,8 @@ def test_doorbells_faults_a_restarted_broker_and_the_drain(settings: Settings, d
         waiting_at_start = submit(db, do="finish")
         assert wait_for(db, waiting_at_start, ended).status is Status.COMPLETED
         # a doorbell wakes: no poll is due for ten minutes
-        started = time.monotonic()
         job = wait_for(db, submit(db, do="finish"), ended)
-        assert job.status is Status.COMPLETED and time.monotonic() - started < 3
+        assert job.status is Status.COMPLETED
         assert job.result == {"worker": job.result and job.result["worker"]}
         assert job.result and str(job.result["worker"]).endswith(f":{process.pid}")
 
@@ -101,7 +102,7 @@ def test_doorbells_faults_a_restarted_broker_and_the_drain(settings: Settings, d
         assert not is_answering(settings.redis_url)
         lost = submit(db, do="finish")
         with valkey(settings):
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + LIMIT_S
             while store.get(db, lost).status is Status.QUEUED and time.monotonic() < deadline:
                 ring(make_celery(settings), "test")
                 time.sleep(0.25)
@@ -111,7 +112,7 @@ def test_doorbells_faults_a_restarted_broker_and_the_drain(settings: Settings, d
             held = submit(db, do="wait")
             wait_for(db, held, lambda job: job.status is Status.IN_PROGRESS)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(10) == 0
+            assert process.wait(LIMIT_S) == 0
             job = store.get(db, held)
             assert (job.status, job.attempt, job.uncounted) == (Status.QUEUED, 1, 1)
 
@@ -124,6 +125,20 @@ def test_without_a_broker_jobs_are_found_by_looking(tmp_path: Path) -> None:
         for _ in range(2):
             assert wait_for(db, submit(db, do="finish"), ended).status is Status.COMPLETED
     db.close()
+
+
+class WatchedSlots(threading.Semaphore):
+    """Slots that say when somebody waits for one."""
+
+    def __init__(self, value: int) -> None:
+        super().__init__(value)
+        self.is_waited_for = threading.Event()
+
+    def __enter__(self) -> bool:
+        if self.acquire(blocking=False):
+            return True
+        self.is_waited_for.set()
+        return self.acquire()
 
 
 def test_who_waited_for_a_slot_claims_nothing_once_the_worker_stops(settings: Settings, db: Database) -> None:
@@ -140,19 +155,18 @@ def test_who_waited_for_a_slot_claims_nothing_once_the_worker_stops(settings: Se
 
     def give_back(context: PoolContext, claim: Claim) -> None:
         has_begun.set()
-        context.stopping.wait(10)
-        # the other thread waits for this slot by now
-        time.sleep(0.2)
+        assert context.stopping.wait(LIMIT_S)
         release(context.db, claim)
 
     job_id = store.submit(db, JobSpec(kind="video", pool="test")).id
-    slots = threading.Semaphore(1)
+    slots = WatchedSlots(1)
     threads = [threading.Thread(target=drain_pool, args=(context, slots, give_back)) for _ in range(2)]
     for thread in threads:
         thread.start()
-    assert has_begun.wait(10)
+    assert has_begun.wait(LIMIT_S) and slots.is_waited_for.wait(LIMIT_S)
     context.stopping.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
     job = store.get(db, job_id)
     assert (job.status, job.attempt) == (Status.QUEUED, 1)

@@ -107,11 +107,26 @@ def test_silence_is_filled_with_heartbeats_and_deleting_ends_the_stream(service:
     monkeypatch.setattr(http_events, "HEARTBEAT_S", 0.1)
     monkeypatch.setattr(http_events, "FALLBACK_S", 0.1)
     job_id = _video(service)
-    timer = threading.Timer(0.5, service.http.delete, [f"/v1/videos/{job_id}"])
-    timer.start()
+    has_beaten = threading.Event()
+    encode = http_events.format_sse_event
+
+    def note(**fields: Any) -> bytes:
+        if fields.get("comment") == "heartbeat":
+            has_beaten.set()
+        return encode(**fields)
+
+    monkeypatch.setattr(http_events, "format_sse_event", note)
+
+    # the test's client gives a stream when it has ended: another thread deletes the job once silence was filled
+    def delete() -> None:
+        if has_beaten.wait(120):
+            service.http.delete(f"/v1/videos/{job_id}")
+
+    thread = threading.Thread(target=delete)
+    thread.start()
     with service.http.stream("GET", f"/v1/jobs/{job_id}/events") as answer:
         text = "".join(answer.iter_text())
-    timer.join()
+    thread.join()
     assert ": heartbeat" in text
     assert "job.queued" in text
 
