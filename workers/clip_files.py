@@ -44,10 +44,11 @@ class ClipFiles:
         return inputs, resume
 
     def keep_segment(self, segment: int, path: Path, data: dict[str, Any]) -> None:
-        """Upload a finished segment and write its checkpoint."""
+        """Upload a finished segment and write its checkpoint; one that comes too late for its attempt goes again."""
         key = f"{self.claim.job.id}/{SEGMENTS}/{self.claim.attempt}_{segment:03d}.mkv"
         self.store.put_file(key, path, "video/x-matroska")
-        claims.save_checkpoint(self.db, self.claim, segment, key, data)
+        if not claims.save_checkpoint(self.db, self.claim, segment, key, data):
+            self.store.delete(key)
 
     def upload(self, made: list[dict[str, Any]]) -> list[ArtifactRecord]:
         """Upload what the program has made: `name`, `path` and `content_type` of each file."""

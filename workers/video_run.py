@@ -5,13 +5,15 @@ complete, fail, confirm_cancel or release.
 
 Invariants: a lease is beaten only while the program makes progress; a cancel goes by pipe, then after `cancel_grace_s`
 (or two predicted steps) by kill, and is confirmed when the work has stopped, never before; an attempt that is not ours
-any more deletes its own files and leaves finished segments, which lie under `<job>/segments/`.
+any more deletes its own files and leaves finished segments, which lie under `<job>/segments/`; when a claim ends, its
+uploads have ended, and the program is done with its clip or dead.
 """
 
 import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -93,7 +95,8 @@ class Run:
         self.files = ClipFiles(context, claim, folder)
         self.program: GpuProcess | None = None
         self.helper = ThreadPoolExecutor(1, thread_name_prefix="files")
-        self.uploads: list[Future[None]] = []
+        # what the helper was given to write into the store
+        self.uploads: list[Future[Any]] = []
         self.news: _News | None = None
         self.has_news = False
         self.beaten_at = time.monotonic()
@@ -105,6 +108,8 @@ class Run:
         # when the program was given the clip, and what it says it took
         self.sent_at: float | None = None
         self.gpu_seconds: float | None = None
+        # the program has the clip in its hands
+        self.is_running = False
         # the program has done its part; what is left is ours
         self.is_made = False
         self.grace_s = context.settings.cancel_grace_s
@@ -133,6 +138,7 @@ class Run:
         out_dir = self.folder / "out"
         out_dir.mkdir()
         self.sent_at = time.monotonic()
+        self.is_running = True
         self._send(
             "run",
             **self._about(),
@@ -146,8 +152,11 @@ class Run:
         self._publish(self._watch(max(HUNG_S, HUNG_TIMES * longest_s)))
 
     def close(self) -> None:
-        """Leave no thread behind."""
-        self.helper.shutdown(wait=True, cancel_futures=True)
+        """Leave no thread behind, and no program that goes on with the clip: the next job is not to wait for it."""
+        try:
+            self._abandon()
+        finally:
+            self.helper.shutdown(wait=True, cancel_futures=True)
 
     def _about(self) -> dict[str, Any]:
         return {"job_id": self.claim.job.id, "attempt": self.claim.attempt}
@@ -174,17 +183,19 @@ class Run:
                     segment, path, data = message["segment"], Path(message["path"]), message["data"]
                     self.uploads.append(self.helper.submit(self.files.keep_segment, segment, path, data))
                 elif message["type"] == "done":
-                    self.is_made = True
+                    self.is_running, self.is_made = False, True
                     self.gpu_seconds = message["gpu_seconds"]
                     return message
                 elif message["type"] == "cancelled":
+                    self.is_running = False
                     self._stopped()
                 elif message["type"] == "failed":
+                    self.is_running = False
                     reason = JobError.from_wire(message["code"], message["message"])
                     self._fail(reason, retryable=reason.code == "worker_crashed")
             self._tick()
             if time.monotonic() - self.heard_at > patience_s:
-                self.program.kill()
+                self._kill()
                 self._fail(
                     JobError("worker_crashed", f"The video program made no progress for {patience_s:.0f} s."),
                     retryable=True,
@@ -198,10 +209,11 @@ class Run:
         grace_s = DRAIN_GRACE_S if self.is_released else self.grace_s
         if self.cancel_sent_at is not None and now - self.cancel_sent_at > grace_s and self.program is not None:
             logger.warning("job %s: not cancelled within %.1f s; the program is killed", self.claim.job.id, grace_s)
-            self.program.kill()
+            self._kill()
             self._stopped()
         if self.context.stopping.is_set() and self.cancel_sent_at is None and not self.is_made:
             self.stopping_since = self.stopping_since or now
+            # of a clip that has not begun nothing is lost, and how long it takes nobody knows
             eta_s = self.news.eta_s if self.news is not None else DRAIN_S
             if now - self.stopping_since + eta_s >= DRAIN_S:
                 self.is_released = True
@@ -227,7 +239,7 @@ class Run:
 
     def _send_cancel(self) -> None:
         self.cancel_sent_at = time.monotonic()
-        if self.program is None or self.is_made:
+        if not self.is_running:
             self._stopped()
         self._send("cancel", **self._about())
 
@@ -238,15 +250,50 @@ class Run:
         except ProgramDied as error:
             self._died(str(error))
 
+    def _kill(self) -> None:
+        if self.program is not None:
+            self.program.kill()
+        self.is_running = False
+
     def _meanwhile(self, work: Callable[[], T]) -> T:
         """Do something long in the helper thread, and beat meanwhile."""
         return beat_meanwhile(self.helper, work, self._tick)
 
+    def _settle_uploads(self, *, keeps_segments: bool) -> None:
+        """Have no upload go on behind us: what runs is waited for, and finished segments that wait, if they are kept.
+
+        A worker that stops waits until DRAIN_S and the grace are over: a segment that is late is made again.
+        """
+        if not keeps_segments:
+            for upload in self.uploads:
+                upload.cancel()
+        while waiting := wait_for(self.uploads, timeout=0.1).not_done:
+            now = time.monotonic()
+            if self.stopping_since is not None and now - self.stopping_since > DRAIN_S + DRAIN_GRACE_S:
+                for upload in waiting:
+                    upload.cancel()
+                return
+            if now - self.beaten_at >= min(QUIET_S, self.context.settings.beat_s):
+                self._renew_lease()
+        lost = [upload for upload in self.uploads if not upload.cancelled() and upload.exception() is not None]
+        if lost:
+            logger.warning("job %s: %d uploads have failed", self.claim.job.id, len(lost))
+
+    def _renew_lease(self) -> None:
+        """Beat for the lease alone: how the claim ends is settled."""
+        self.beaten_at = time.monotonic()
+        try:
+            claims.beat(self.context.db, self.claim, lease_s=self.context.settings.lease_s)
+        except sqlalchemy.exc.DBAPIError:
+            logger.warning("job %s: the database does not answer a beat", self.claim.job.id)
+
     def _publish(self, done: dict[str, Any]) -> None:
         """Upload the files, then end the job in one transaction."""
-        for waiting in self.uploads:
+        for waiting in list(self.uploads):
             self._meanwhile(waiting.result)
-        records = self._meanwhile(lambda: self.files.upload(done["artifacts"]))
+        upload = self.helper.submit(self.files.upload, done["artifacts"])
+        self.uploads.append(upload)
+        records = self._meanwhile(upload.result)
         manifest = done["manifest"]
         result = Result(
             artifacts=records,
@@ -262,19 +309,23 @@ class Run:
         )
 
     def _fail(self, error: JobError, retryable: bool = False) -> NoReturn:
+        # the next attempt goes on after the last segment that was finished
+        self._settle_uploads(keeps_segments=retryable)
         claims.fail(self.context.db, self.claim, error, retryable=retryable, gpu_seconds=self._spent_s())
         self.files.remove()
         if not retryable:
             self.files.remove_segments()
         raise ClaimEnded(f"failed, {error.code}: {error.message}")
 
-    def _died(self, how: str) -> None:
+    def _died(self, how: str) -> NoReturn:
+        self.is_running = False
         if self.cancel_sent_at is not None:
             self._stopped()
         self._fail(JobError("worker_crashed", f"While it made the clip, {how}."), retryable=True)
 
-    def _stopped(self) -> None:
+    def _stopped(self) -> NoReturn:
         """The program has stopped at our word."""
+        self._settle_uploads(keeps_segments=self.is_released)
         self.files.remove()
         if self.is_released:
             self._give_back()
@@ -284,25 +335,31 @@ class Run:
             raise ClaimEnded("cancelled")
         raise ClaimEnded("stopped; another attempt has it")
 
-    def _lost(self) -> None:
+    def _lost(self) -> NoReturn:
         """Another attempt has the job: stop the work and delete our files, but not what it may continue from."""
-        if self.program is not None and self.program.is_alive():
-            self._abandon(self.program)
+        self._abandon()
+        for upload in self.uploads:
+            upload.cancel()
+        wait_for(self.uploads)
         self.files.remove()
         raise ClaimEnded("lost to another attempt")
 
-    def _abandon(self, program: GpuProcess) -> None:
-        """Have the program stop a run that nobody wants, by kill if it takes too long."""
+    def _abandon(self) -> None:
+        """Have the program stop a run that nobody wants, by kill if it takes too long or cannot be spoken to."""
+        if self.program is None or not self.is_running:
+            return
         deadline = time.monotonic() + self.grace_s
         try:
-            program.send("cancel", **self._about())
-            while time.monotonic() < deadline:
-                message = program.receive(0.1)
+            self.program.send("cancel", **self._about())
+            while self.is_running and time.monotonic() < deadline:
+                message = self.program.receive(0.1)
                 if message is not None and message["type"] in ("cancelled", "done", "failed"):
-                    return
+                    self.is_running = False
         except ProgramDied:
-            return
-        program.kill()
+            self.is_running = False
+        finally:
+            if self.is_running:
+                self._kill()
 
     def _give_back(self) -> None:
         claims.release(self.context.db, self.claim, gpu_seconds=self._spent_s())

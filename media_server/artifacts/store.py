@@ -93,6 +93,12 @@ class ArtifactStore:
             for found in batch:
                 yield found["path"]
 
+    def delete(self, key: str) -> None:
+        """Delete one file. None there is no error."""
+        _check_key(key)
+        with suppress(FileNotFoundError):
+            obstore.delete(self._store, key)
+
     def delete_prefix(self, prefix: str) -> int:
         """Delete every file under a prefix; returns how many. None there is no error."""
         keys = list(self.list_keys(prefix))

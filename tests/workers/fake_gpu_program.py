@@ -34,8 +34,9 @@ def progress(run: dict[str, Any], step: int, total: int, eta_s: float = 0.1) -> 
     )
 
 
-def wait_for_cancel(run: dict[str, Any], eta_s: float) -> None:
-    progress(run, 1, 4, eta_s)
+def wait_for_cancel(run: dict[str, Any], eta_s: float | None) -> None:
+    if eta_s is not None:
+        progress(run, 1, 4, eta_s)
     while (message := json.loads(sys.stdin.readline()))["type"] != "cancel":
         pass
     send("cancelled", job_id=message["job_id"], attempt=message["attempt"])
@@ -94,10 +95,19 @@ def main() -> None:
             time.sleep(600)
         elif behaviour in ("wait", "wait long"):
             wait_for_cancel(run, 0.1 if behaviour == "wait" else 600.0)
+        elif behaviour == "wait in silence":
+            wait_for_cancel(run, None)
+        elif behaviour == "finish when told":
+            progress(run, 1, 4)
+            while not LOG.with_name("go").exists():
+                time.sleep(0.02)
+            done(run)
+        elif behaviour == "segment, then wait":
+            checkpoint(run, 0)
+            wait_for_cancel(run, 0.1)
         elif behaviour == "segments, then crash" and run["attempt"] == 1:
             checkpoint(run, 0)
             checkpoint(run, 1)
-            time.sleep(0.5)
             os._exit(9)
         else:
             done(run)

@@ -12,16 +12,17 @@ from typing import Any
 
 import pytest
 
-from media_server.artifacts.store import open_artifacts
-from media_server.errors import ConfigurationError
+from media_server.artifacts.store import StoredFile, open_artifacts
+from media_server.errors import ConfigurationError, JobError
 from media_server.jobs import claims, store
 from media_server.jobs.database import Database, migrate, open_database
 from media_server.jobs.doorbell import make_celery
-from media_server.jobs.spec import Claim, Job, JobSpec
+from media_server.jobs.spec import Beat, Claim, Job, JobSpec
 from media_server.jobs.states import Status
 from media_server.models.registry import get_card
 from media_server.settings import ModelEntry, Settings
 from workers import video_run, video_worker
+from workers.clip_files import ClipFiles
 from workers.gpu_process import ProgramFailed
 from workers.pool_worker import PoolContext
 from workers.video_worker import VideoWorker, find_entry
@@ -95,10 +96,14 @@ class House:
         )
         return store.submit(self.db, spec).id
 
-    def work(self) -> Claim:
-        """Do the next job, as the pool worker would."""
+    def claim(self) -> Claim:
         claim = claims.claim_next(self.db, "video", self.context.worker, self.settings.lease_s)
         assert claim is not None
+        return claim
+
+    def work(self) -> Claim:
+        """Do the next job, as the pool worker would."""
+        claim = self.claim()
         self.worker.handle(self.context, claim)
         return claim
 
@@ -250,7 +255,59 @@ def test_a_lost_lease_stops_the_work_and_removes_its_files_only(house: House) ->
     assert house.job(next_id).status is Status.COMPLETED
 
 
-def test_finished_segments_are_handed_to_the_next_attempt(house: House) -> None:
+@pytest.mark.parametrize("prompt", ["wait", "hang"])
+def test_an_error_that_nobody_foresaw_leaves_no_run_behind(
+    house: House, monkeypatch: pytest.MonkeyPatch, prompt: str
+) -> None:
+    beat = claims.beat
+
+    def broken(*args: Any, progress: float | None = None, **members: Any) -> Beat:
+        if progress is not None:
+            raise KeyError("not foreseen")
+        return beat(*args, progress=progress, **members)
+
+    monkeypatch.setattr(claims, "beat", broken)
+    house.submit(prompt)
+    claim = house.claim()
+    with pytest.raises(KeyError, match="not foreseen"):
+        house.worker.handle(house.context, claim)
+    claims.fail(house.db, claim, JobError("internal_error", "not foreseen"))
+    monkeypatch.setattr(claims, "beat", beat)
+    next_id = house.submit("finish")
+    house.work()
+    job = house.job(next_id)
+    assert (job.status, job.attempt) == (Status.COMPLETED, 1)
+    # who hears the cancel goes on, who does not is replaced
+    assert len({run["pid"] for run in house.runs()}) == (1 if prompt == "wait" else 2)
+
+
+def test_a_lost_claim_of_a_clip_that_is_made_costs_no_program(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "complete", lambda *_: False)
+    job_id = house.submit("finish")
+    started = time.monotonic()
+    house.work()
+    assert time.monotonic() - started < house.settings.cancel_grace_s
+    assert house.keys(job_id) == []
+    program, _ = house.worker.ensure_program(house.context)
+    assert program.pid == house.runs()[0]["pid"]
+
+
+def slow_uploads(house: House, monkeypatch: pytest.MonkeyPatch, delay_s: float) -> threading.Event:
+    """Have each upload take a while; the event is set as the first begins."""
+    put_file, has_begun = house.context.artifacts.put_file, threading.Event()
+
+    def put_slowly(key: str, source: Path, content_type: str) -> StoredFile:
+        has_begun.set()
+        time.sleep(delay_s)
+        return put_file(key, source, content_type)
+
+    monkeypatch.setattr(house.context.artifacts, "put_file", put_slowly)
+    return has_begun
+
+
+def test_finished_segments_are_handed_to_the_next_attempt(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    # the program dies long before they are uploaded
+    slow_uploads(house, monkeypatch, 0.4)
     job_id = house.submit("segments, then crash")
     house.work()
     assert house.job(job_id).status is Status.QUEUED
@@ -265,7 +322,29 @@ def test_finished_segments_are_handed_to_the_next_attempt(house: House) -> None:
     assert house.keys(job_id) == [f"{job_id}/2/video.mp4"]
 
 
-def test_drain_gives_back_what_takes_too_long_and_finishes_the_rest(house: House) -> None:
+@pytest.mark.parametrize("prompt", ["segment, then wait", "finish"])
+def test_a_cancel_during_an_upload_leaves_no_file(house: House, monkeypatch: pytest.MonkeyPatch, prompt: str) -> None:
+    has_begun = slow_uploads(house, monkeypatch, 2.0)
+    job_id = house.submit(prompt)
+    working = meanwhile(lambda: void(house.work()))
+    assert has_begun.wait(30)
+    store.request_cancel(house.db, job_id)
+    working.join(30)
+    assert house.job(job_id).status is Status.CANCELLED
+    assert house.keys(job_id) == []
+
+
+def test_a_segment_that_comes_too_late_for_its_attempt_goes_again(house: House, tmp_path: Path) -> None:
+    job_id = house.submit("finish")
+    files = ClipFiles(house.context, house.claim(), tmp_path)
+    (tmp_path / "segment.mkv").write_bytes(b"a segment")
+    claims.end_leases(house.db, house.context.worker)
+    assert claims.claim_next(house.db, "video", "another@test:2", 20.0) is not None
+    files.keep_segment(0, tmp_path / "segment.mkv", {})
+    assert (house.keys(job_id), claims.checkpoints(house.db, job_id)) == ([], [])
+
+
+def test_drain_gives_back_what_takes_too_long(house: House) -> None:
     job_id = house.submit("wait long")
     working = meanwhile(lambda: void(house.work()))
     wait_until(lambda: house.job(job_id).progress > 0)
@@ -274,10 +353,30 @@ def test_drain_gives_back_what_takes_too_long_and_finishes_the_rest(house: House
     job = house.job(job_id)
     assert (job.status, job.uncounted) == (Status.QUEUED, 1)
     assert job.gpu_seconds is not None and job.gpu_seconds > 0
-    store.request_cancel(house.db, job_id)
-    next_id = house.submit("finish")
-    house.work()
-    assert house.job(next_id).status is Status.COMPLETED
+
+
+def test_drain_gives_back_what_has_not_begun(house: House) -> None:
+    job_id = house.submit("wait in silence")
+    working = meanwhile(lambda: void(house.work()))
+    wait_until(house.log.exists)
+    house.context.stopping.set()
+    working.join(30)
+    job = house.job(job_id)
+    assert (job.status, job.uncounted) == (Status.QUEUED, 1)
+
+
+def test_drain_finishes_what_is_soon_done(house: House) -> None:
+    job_id = house.submit("finish when told")
+    working = meanwhile(lambda: void(house.work()))
+    wait_until(lambda: house.job(job_id).progress > 0)
+    house.context.stopping.set()
+    # several ticks
+    time.sleep(0.5)
+    assert working.is_alive()
+    house.log.with_name("go").touch()
+    working.join(30)
+    job = house.job(job_id)
+    assert (job.status, job.attempt, job.uncounted) == (Status.COMPLETED, 1, 0)
 
 
 def test_inputs_reach_the_program_as_files(house: House) -> None:
