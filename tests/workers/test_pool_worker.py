@@ -134,11 +134,11 @@ class WatchedSlots(threading.Semaphore):
         super().__init__(value)
         self.is_waited_for = threading.Event()
 
-    def __enter__(self) -> bool:
+    def __enter__(self, blocking: bool = True, timeout: float | None = None, /) -> bool:
         if self.acquire(blocking=False):
             return True
         self.is_waited_for.set()
-        return self.acquire()
+        return self.acquire(blocking, timeout)
 
 
 def test_who_waited_for_a_slot_claims_nothing_once_the_worker_stops(settings: Settings, db: Database) -> None:

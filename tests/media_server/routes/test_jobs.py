@@ -4,6 +4,8 @@ import json
 import threading
 from typing import Any
 
+from fastapi.sse import format_sse_event
+
 from media_server import http_events
 
 
@@ -108,12 +110,11 @@ def test_silence_is_filled_with_heartbeats_and_deleting_ends_the_stream(service:
     monkeypatch.setattr(http_events, "FALLBACK_S", 0.1)
     job_id = _video(service)
     has_beaten = threading.Event()
-    encode = http_events.format_sse_event
 
     def note(**fields: Any) -> bytes:
         if fields.get("comment") == "heartbeat":
             has_beaten.set()
-        return encode(**fields)
+        return format_sse_event(**fields)
 
     monkeypatch.setattr(http_events, "format_sse_event", note)
 
