@@ -102,7 +102,7 @@ def test_a_webhook_secret_that_signs_nothing_is_refused_at_the_start(
     monkeypatch: pytest.MonkeyPatch, secret: str
 ) -> None:
     monkeypatch.setenv("MEDIA_SERVER_WEBHOOK_SECRET", secret)
-    with pytest.raises(ConfigurationError, match="^Setting webhook_secret: .*base64 of 24 to 64") as caught:
+    with pytest.raises(ConfigurationError, match=r"^Setting webhook_secret: .*base64 of 24 to 64") as caught:
         load_settings()
     # neither in the message nor in the error that it comes from
     said = "".join(traceback.format_exception(caught.value))
