@@ -1,7 +1,9 @@
 """The model card that a worker publishes: `card.json` beside the weights, or one derived from the configurations.
 
-Defaults of the official models: the tables of their repositories, as facts/video.md of this project's notes has them
-(Wan 2.1: 50 steps, guidance 5; A14B: 40 steps, two scales and a shift of 12 or 5; TI2V-5B: 24 fps, 121 frames).
+Source of the official models' defaults: `generate.py` of github.com/Wan-Video/Wan2.1 (50 steps, 40 from an image,
+guidance 5, 81 frames) and `wan/configs/` of github.com/Wan-Video/Wan2.2 (A14B: 40 steps, a scale for each expert, a
+shift of 12 or 5; TI2V-5B: 24 fps, 121 frames). The 1.3B model has FastVideo's guidance 3
+(`WanT2V_1_3B_SamplingParam`) and the shift 3 of diffusers' documentation of Wan for 480p.
 """
 
 from dataclasses import dataclass
