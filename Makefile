@@ -1,6 +1,6 @@
 # make setup   a virtual environment with everything in it, and .venv/bin/media-server
 # make film    one film from one sentence: make film IDEA="A red ball finds a friend."
-# make test    lint, types, layers, units, end to end
+# make test    lint, types, layers, units, end to end; the store on PostgreSQL too if MEDIA_SERVER_TEST_POSTGRES_URL is set
 # make lint    the first three of these alone
 # make clean   remove all that these made
 

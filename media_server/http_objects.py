@@ -117,7 +117,9 @@ class Video(Progress):
     parameters: dict[str, Any] = Field(description="Every parameter the clip is made with.")
     report: dict[str, Any] | None = Field(description="What the worker found: drift, attention, checks.")
     content_url: str | None = Field(description="Where the file is, once it is.")
-    manifest_url: str | None = Field(description="What makes the same clip again, once it is made.")
+    manifest_url: str | None = Field(
+        description="What makes the same clip again, with the prompts and the input files, once it is made."
+    )
 
 
 class Child(BaseModel):
