@@ -1,10 +1,10 @@
 """The card of a language model, from its folder, and the files that the front needs of it."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
+from llm.checkpoints.content_hash import hash_folder
 from llm.engine import Engine
 from media_server.artifacts.store import ArtifactStore
 from media_server.errors import ConfigurationError
@@ -15,10 +15,14 @@ _TOKENIZER = "tokenizer.json"
 _TEMPLATE = "chat_template.jinja"
 
 
-def text_card(engine: Engine, entry: ModelEntry, folder: Path) -> TextCard:
-    """Describe a loaded model: card.json beside the weights where there is one, the rest from its configuration."""
+def text_card(engine: Engine, entry: ModelEntry, folder: Path, hash_cache: Path | None = None) -> TextCard:
+    """Describe a loaded model: card.json beside the weights where there is one, the rest from its configuration.
+
+    The hash is that of the folder's content, whatever the card says: a copied card makes no two models one.
+    `hash_cache` is a file that remembers the hashes of the weights; None: they are read.
+    """
     known = _read_json(folder / "card.json")
-    model_hash = known.get("hash") or _index_hash(folder)
+    model_hash = hash_folder(folder, hash_cache)
     prefix = f"models/{_segment(entry.name)}/{model_hash.removeprefix('sha256:')[:16]}"
     has_template = _template(folder) is not None
     settings = _read_json(folder / "tokenizer_config.json")
@@ -43,7 +47,7 @@ def text_card(engine: Engine, entry: ModelEntry, folder: Path) -> TextCard:
 
 
 def publish_files(artifacts: ArtifactStore, card: TextCard, folder: Path) -> None:
-    """Put tokenizer and chat template where the front reads them; keys carry the hash, so they never change."""
+    """Put tokenizer and chat template where the front reads them; keys carry the hash of all that is in them."""
     files = {card.tokenizer: (folder / _TOKENIZER).read_bytes()}
     template = _template(folder)
     if card.chat_template is not None and template is not None:
@@ -63,14 +67,6 @@ def _template(folder: Path) -> str | None:
         # several by name; the plain one is for chat
         template = next((item["template"] for item in template if item.get("name") == "default"), None)
     return template if isinstance(template, str) else None
-
-
-def _index_hash(folder: Path) -> str:
-    """Name a checkpoint without a card by its configuration, file names and sizes: reading it all takes minutes."""
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for path in sorted(folder.glob("*.safetensors")):
-        digest.update(f"{path.name}:{path.stat().st_size}".encode())
-    return f"sha256:{digest.hexdigest()}"
 
 
 def _token(value: object) -> str | None:

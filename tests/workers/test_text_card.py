@@ -1,10 +1,13 @@
 """The card of a language model, from what its folder says, and the files that the front reads."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
+from llm.checkpoints.content_hash import hash_folder
 from llm.engine import load_engine
 from media_server.artifacts.store import open_artifacts
 from media_server.errors import ConfigurationError
@@ -53,12 +56,69 @@ def test_a_card_beside_the_weights_wins_and_a_template_file_too(folder: Path) ->
         json.dumps({"license": "MIT", "revision": "7", "hash": "sha256:ab", "defaults": {"temperature": 0.3}})
     )
     card = text_card(engine, ENTRY, folder)
-    assert (card.license, card.revision, card.hash, card.defaults.temperature) == ("MIT", "7", "sha256:ab", 0.3)
+    assert (card.license, card.revision, card.defaults.temperature) == ("MIT", "7", 0.3)
     assert card.context_length == 256
-    assert card.tokenizer == "models/my-model/ab/tokenizer.json"
+    # but for its hash, which a copied card would share
+    assert card.hash != "sha256:ab"
+    assert card.tokenizer == f"models/my-model/{card.hash[7:23]}/tokenizer.json"
     (folder / "card.json").write_text("{")
     with pytest.raises(ConfigurationError, match=r"card\.json is not JSON"):
         text_card(engine, ENTRY, folder)
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer.json", "tokenizer_config.json"])
+def test_an_edited_file_is_taken_up(folder: Path, tmp_path: Path, name: str) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / "card.json").write_text(json.dumps({"hash": "sha256:ab"}))
+    (copy / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    (copy / "chat_template.jinja").write_text("one")
+    engine = load_engine(copy, "cpu", kv_tokens=100)
+    artifacts = open_artifacts(Settings(data_dir=tmp_path))
+    before = text_card(engine, ENTRY, copy)
+    publish_files(artifacts, before, copy)
+    about = (copy / name).stat()
+    # as long as before, and no younger
+    content = (copy / name).read_bytes()
+    (copy / name).write_bytes(content.replace(b": ", b":\t") if name.endswith(".json") else content[::-1])
+    os.utime(copy / name, ns=(about.st_atime_ns, about.st_mtime_ns))
+    after = text_card(engine, ENTRY, copy)
+    publish_files(artifacts, after, copy)
+    assert after.hash != before.hash
+    assert b"".join(artifacts.read(after.tokenizer)) == (copy / "tokenizer.json").read_bytes()
+    assert after.chat_template is not None and before.chat_template is not None
+    assert b"".join(artifacts.read(after.chat_template)) == (copy / "chat_template.jinja").read_bytes()
+    # requests that were written by the files before still find them
+    assert b"".join(artifacts.read(before.chat_template)) == b"one"
+
+
+def test_fine_tunes_of_one_shape_have_hashes_of_their_own(folder: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "weights.json"
+    first = hash_folder(folder, cache)
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    # the name, not the place, and not the card
+    (copy / "card.json").write_text("{}")
+    assert hash_folder(copy) == hash_folder(copy, cache) == first
+    weights = copy / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert hash_folder(copy, cache) == hash_folder(copy) != first
+    assert hash_folder(folder, cache) == first
+
+
+def test_weights_are_read_once(folder: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "weights.json"
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    weights = copy / "model.safetensors"
+    first = hash_folder(copy, cache)
+    about = weights.stat()
+    weights.write_bytes(bytes(about.st_size))
+    os.utime(weights, ns=(about.st_atime_ns, about.st_mtime_ns))
+    # equal in size and time: what the cache says is believed
+    assert hash_folder(copy, cache) == first != hash_folder(copy)
+    cache.write_text("{")
+    assert hash_folder(copy, cache) == hash_folder(copy)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "weights.json"]
 
 
 def test_entries_are_found_by_name() -> None:
