@@ -1,16 +1,17 @@
-"""Storyboards of twenty ideas by the embedded language model, judged: what the service promises of them.
+"""Storyboards of twenty ideas by the embedded models as they are shipped, judged: what the service promises of them.
 
 `python -m workers.storyboard_check` shows the same, with the texts.
 """
 
+import json
 import time
 from pathlib import Path
 
 import pytest
 
+from media_server.models.card import VideoCard, parse_card
 from media_server.settings import Settings
 from tests.llm.embedded import embedded_model
-from tests.media_server.text.conftest import VIDEO_CARD
 from video.tiny.captions import WORDS, split
 from workers.storyboard_check import judge, load_writer, read_ideas, write_all
 
@@ -19,19 +20,22 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_twenty_ideas_become_storyboards(embedded_model: Path, tmp_path: Path) -> None:
-    ideas = read_ideas(Settings(data_dir=tmp_path).assets_dir() / "storyboards" / "ideas.jsonl")
+    assets = Settings(data_dir=tmp_path).assets_dir()
+    # the card that a film's storyboard follows on a fresh machine, and no other
+    card = parse_card(json.loads((assets / "tiny_wan" / "card.json").read_text()))
+    assert isinstance(card, VideoCard)
+    ideas = read_ideas(assets / "storyboards" / "ideas.jsonl")
     assert len(ideas) == 20
     assert len({idea.idea for idea in ideas}) == 20
     writer = load_writer(embedded_model)
     started = time.monotonic()
     try:
-        storyboards = write_all(writer, VIDEO_CARD, ideas, seed=0)
+        storyboards = write_all(writer, card, ideas, seed=0)
     finally:
         writer.close()
-    verdict = judge(ideas, storyboards, VIDEO_CARD, time.monotonic() - started)
-    assert verdict.num_faithful >= 0.9 * verdict.num_shots
-    assert verdict.num_valid == verdict.num_shots == 60
-    assert verdict.num_exact == verdict.num_distinct == 20
+    verdict = judge(ideas, storyboards, card, time.monotonic() - started)
+    assert verdict.is_good, verdict
+    assert (verdict.num_shots, verdict.num_storyboards) == (60, 20)
     # a second opinion on faithfulness and validity, by the words alone
     prompts = [shot["prompt"] for board in storyboards for shot in board["shots"]]
     said = [(idea, shot["prompt"]) for idea, board in zip(ideas, storyboards, strict=True) for shot in board["shots"]]
@@ -40,5 +44,5 @@ def test_twenty_ideas_become_storyboards(embedded_model: Path, tmp_path: Path) -
     assert {word for prompt in prompts for word in split(prompt)} <= set(WORDS)
     # the model writes, the rule does not: shots of one storyboard differ, titles too
     assert len({board["title"] for board in storyboards}) >= 15
-    assert len(set(prompts)) >= 45
+    assert len(set(prompts)) >= 2 * len(storyboards)
     writer.engine.check_idle()
