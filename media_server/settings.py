@@ -137,6 +137,15 @@ class Settings(BaseModel):
         names = [entry.name for entry in value]
         if len(set(names)) != len(names):
             raise ValueError(f"each model has a name of its own, got {names}")
+        pools: dict[str, str] = {}
+        for entry in value:
+            if entry.kind != "video":
+                continue
+            if (other := pools.setdefault(entry.pool_name, entry.name)) != entry.name:
+                raise ValueError(
+                    f"each video model has a pool of its own, since its workers load one model: "
+                    f"{other} and {entry.name} both have {entry.pool_name!r}; give one of them another pool"
+                )
         return value
 
     @field_validator("webhook_secret")

@@ -204,7 +204,11 @@ def plan_children(settings: Settings, listener_fd: int) -> list[ChildSpec]:
     if settings.broker_url is None:
         children.append(ChildSpec(_VALKEY, tuple(valkey_command(settings))))
     children.append(_python_child("api", "api", "--fd", str(listener_fd), pass_fds=(listener_fd,)))
-    for index, (device, pool) in enumerate(_video_devices(settings, gpus)):
+    devices = _video_devices(settings, gpus)
+    if not gpus and settings.video_threads is None:
+        # several on the CPU share what one would have
+        video_threads = max(1, video_threads // max(1, len(devices)))
+    for index, (device, pool) in enumerate(devices):
         name = f"video-{index}"
         arguments = ("--name", name, "--device", device, "--pool", pool, "--threads", str(video_threads))
         children.append(_python_child(name, "worker", *arguments, threads=video_threads, has_leases=True))
@@ -230,14 +234,35 @@ def _python_child(
 
 
 def _video_devices(settings: Settings, gpus: Sequence[int]) -> list[tuple[str, str]]:
-    """Give (device, pool) for each video worker: one a GPU, or one on the CPU; none without a video model."""
+    """Give (device, pool) for each video worker: one a GPU, or one a model on the CPU; none without a video model.
+
+    A GPU whose pool the settings leave open takes that of a model without one, then that of the first.
+    Raises ConfigurationError if a GPU's pool has no model, or a model's pool no GPU: neither would ever be ready.
+    """
     entries: list[ModelEntry] = [entry for entry in settings.models if entry.kind == "video"]
     if not entries:
         return []
-    default = entries[0].pool_name
+    pools = [entry.pool_name for entry in entries]
     if not gpus:
-        return [("cpu", default)]
-    return [(f"cuda:{gpu}", settings.gpu_pools.get(gpu, default)) for gpu in gpus]
+        return [("cpu", pool) for pool in pools]
+    named = {gpu: settings.gpu_pools[gpu] for gpu in gpus if gpu in settings.gpu_pools}
+    for gpu, pool in named.items():
+        if pool not in pools:
+            raise ConfigurationError(
+                f"gpus: GPU {gpu} has the pool {pool!r}, which no video model has; there are: {', '.join(pools)}.",
+                param="gpus",
+                value=pool,
+            )
+    without = [pool for pool in pools if pool not in named.values()]
+    taken = [(gpu, named[gpu] if gpu in named else without.pop(0) if without else pools[0]) for gpu in gpus]
+    if without:
+        raise ConfigurationError(
+            f"models: no GPU is left for the pool {without[0]!r}; this machine has {len(gpus)} for {len(pools)} video "
+            "models, and a video worker owns one.",
+            param="models",
+            value=without[0],
+        )
+    return [(f"cuda:{gpu}", pool) for gpu, pool in taken]
 
 
 def share_cores(settings: Settings, *, is_cpu_only: bool) -> tuple[int, int]:

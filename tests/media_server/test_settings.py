@@ -158,3 +158,18 @@ def test_the_runtime_folder_is_short_and_ours_alone(tmp_path: Path, monkeypatch:
             _ = settings.runtime_dir
     finally:
         folder.rmdir()
+
+
+def test_two_video_models_in_one_pool_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = [{"name": "a", "kind": "video"}, {"name": "b", "kind": "video"}]
+    monkeypatch.setenv("MEDIA_SERVER_MODELS", json.dumps(models))
+    with pytest.raises(ConfigurationError, match=r"^Setting models: .*a and b both have 'video'") as caught:
+        load_settings()
+    assert caught.value.param == "models"
+    models[1]["pool"] = "fast"
+    monkeypatch.setenv("MEDIA_SERVER_MODELS", json.dumps(models))
+    assert [model.pool_name for model in load_settings().models] == ["video", "fast"]
+    # engines are found by their model's name
+    texts = [{"name": name, "kind": "text"} for name in ("a", "b")]
+    monkeypatch.setenv("MEDIA_SERVER_MODELS", json.dumps(texts))
+    assert len(load_settings().models) == 2

@@ -30,13 +30,45 @@ def test_a_machine_without_gpu_runs_one_of_each(tmp_path: Path) -> None:
     assert {name for name, child in by_name.items() if child.has_leases} == {"video-0", "storyboards", "media"}
 
 
+TWO_MODELS = (ModelEntry(name="small", kind="video"), ModelEntry(name="large", kind="video", pool="wan-14b"))
+
+
+def video_workers(settings: Settings) -> list[tuple[str, str]]:
+    commands = [child.command for child in plan_children(settings, 7) if child.name.startswith("video-")]
+    return [(argument(command, "--device"), argument(command, "--pool")) for command in commands]
+
+
 def test_one_video_worker_a_gpu_each_on_its_pool(tmp_path: Path) -> None:
-    children = plan_children(Settings(data_dir=tmp_path, gpus=(0, 2), gpu_pools={2: "wan-14b"}), 7)
-    videos = [child.command for child in children if child.name.startswith("video-")]
-    assert [(argument(c, "--device"), argument(c, "--pool")) for c in videos] == [
-        ("cuda:0", "video"),
-        ("cuda:2", "wan-14b"),
+    settings = Settings(data_dir=tmp_path, gpus=(0, 2), gpu_pools={2: "wan-14b"}, models=TWO_MODELS)
+    assert video_workers(settings) == [("cuda:0", "video"), ("cuda:2", "wan-14b")]
+
+
+def test_every_video_model_has_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)), raising=False)
+    settings = Settings(data_dir=tmp_path, gpus=(), models=TWO_MODELS)
+    assert video_workers(settings) == [("cpu", "video"), ("cpu", "wan-14b")]
+    # together they take the threads that one would have
+    alone = settings.model_copy(update={"models": TWO_MODELS[:1]})
+    threads = [
+        sum(int(argument(child.command, "--threads")) for child in plan_children(each, 7) if "worker" in child.command)
+        for each in (settings, alone)
     ]
+    assert threads == [12, 12]
+    gpus = settings.model_copy(update={"gpus": (0, 1, 2)})
+    assert video_workers(gpus) == [("cuda:0", "video"), ("cuda:1", "wan-14b"), ("cuda:2", "video")]
+    named = gpus.model_copy(update={"gpu_pools": {0: "wan-14b"}})
+    assert video_workers(named) == [("cuda:0", "wan-14b"), ("cuda:1", "video"), ("cuda:2", "video")]
+
+
+def test_what_would_never_be_ready_is_refused_at_the_start(tmp_path: Path) -> None:
+    too_few = Settings(data_dir=tmp_path, gpus=(0,), models=TWO_MODELS)
+    with pytest.raises(ConfigurationError, match=r"^models: no GPU is left for the pool 'wan-14b'") as caught:
+        plan_children(too_few, 7)
+    assert caught.value.param == "models"
+    unknown = Settings(data_dir=tmp_path, gpus=(0, 1), gpu_pools={1: "fast"}, models=TWO_MODELS)
+    with pytest.raises(ConfigurationError, match=r"^gpus: GPU 1 has the pool 'fast'.*video, wan-14b") as caught:
+        plan_children(unknown, 7)
+    assert caught.value.param == "gpus"
 
 
 def test_what_lives_elsewhere_is_not_started(tmp_path: Path) -> None:
