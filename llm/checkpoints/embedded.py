@@ -4,11 +4,15 @@ The package is read as a folder of files and never imported: its code and its de
 """
 
 import fcntl
+import hashlib
 import importlib.metadata
+import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
+from llm.checkpoints import gguf
 from llm.checkpoints.gguf import convert_gguf
 from llm.errors import CheckpointError
 
@@ -47,17 +51,43 @@ def find_file() -> Path:
 
 
 def ensure_embedded(folder: Path) -> None:
-    """Convert the embedded model into `folder` unless it is there; of several processes one converts, the rest wait.
+    """Convert the embedded model into `folder` unless this release has; of several processes one does, the rest wait.
+
+    A folder of another converter is converted anew and replaced as a whole; who has its files open keeps them.
 
     Raises CheckpointError if the package that carries it is not installed.
     """
-    if folder.is_dir():
+    if is_current(folder):
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if folder.is_dir():
+        if is_current(folder):
             return
         source = find_file()
         logger.info("converting %s into %s, once", source.name, folder)
-        convert_gguf(source, folder, _CARD)
+        fresh, old = (folder.parent / f".{folder.name}.{state}" for state in ("new", "old"))
+        for left in (fresh, old):
+            # of a process that was killed in here
+            shutil.rmtree(left, ignore_errors=True)
+        convert_gguf(source, fresh, {**_CARD, "conversion": conversion()})
+        if folder.exists():
+            folder.rename(old)
+        fresh.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def is_current(folder: Path) -> bool:
+    """Whether `folder` is what the converter of this release makes."""
+    try:
+        card = json.loads((folder / "card.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(card, dict) and card.get("conversion") == conversion()
+
+
+def conversion() -> str:
+    """Name the conversion by what decides it, the converter's source and the card, so that no change is forgotten."""
+    digest = hashlib.sha256(Path(gguf.__file__).read_bytes())
+    digest.update(json.dumps(_CARD, sort_keys=True).encode())
+    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""The embedded language model, converted once and kept between runs of the tests."""
+"""The embedded language model, kept between runs of the tests for as long as its converter is the same."""
 
 from pathlib import Path
 

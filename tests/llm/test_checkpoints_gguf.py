@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from llm.checkpoints import embedded
+from llm.checkpoints import gguf as converter
 from llm.checkpoints.embedded import ensure_embedded
 from llm.checkpoints.gguf import convert_gguf
 from llm.engine import load_engine
@@ -140,6 +142,39 @@ def test_other_files_are_refused_and_leave_nothing(tmp_path: Path) -> None:
         write_gguf(tmp_path / "other.gguf", "qwen2")
         convert_gguf(tmp_path / "other.gguf", folder, {})
     assert not folder.exists()
+
+
+def test_another_converter_makes_the_embedded_model_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, folder = tmp_path / "tiny.gguf", tmp_path / "models" / "tiny"
+    write_gguf(source)
+    monkeypatch.setattr(embedded, "find_file", lambda: source)
+    ensure_embedded(folder)
+    template = folder / "chat_template.jinja"
+    template.write_text("what a converter before wrote")
+    with template.open() as held:
+        ensure_embedded(folder)
+        assert template.read_text() == "what a converter before wrote"
+        # a line of the converter's source is another
+        changed = tmp_path / "gguf.py"
+        changed.write_bytes(Path(converter.__file__).read_bytes() + b"#")
+        monkeypatch.setattr(converter, "__file__", str(changed))
+        assert not embedded.is_current(folder)
+        ensure_embedded(folder)
+        assert template.read_text() == "{{ messages[0].content }}"
+        assert held.read() == "what a converter before wrote"
+    assert embedded.is_current(folder)
+    assert sorted(path.name for path in folder.parent.iterdir()) == [".tiny.lock", "tiny"]
+
+
+def test_a_conversion_that_fails_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "card.json").write_text("{}")
+    (tmp_path / "noise.gguf").write_bytes(b"noise")
+    monkeypatch.setattr(embedded, "find_file", lambda: tmp_path / "noise.gguf")
+    with pytest.raises(CheckpointError, match="not a readable GGUF"):
+        ensure_embedded(folder)
+    assert (folder / "card.json").read_text() == "{}"
 
 
 @pytest.mark.slow
