@@ -75,7 +75,7 @@ class TextModels:
         Raises NotReady if they cannot be read.
         """
         with self._lock:
-            # the keys carry the hash of the weights
+            # the keys carry the hash of all that decides what a model reads and writes
             found = self._loaded.get(card.tokenizer)
             if found is None or found.card != card:
                 found = self._load(card)
