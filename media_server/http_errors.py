@@ -168,7 +168,8 @@ def _rule(error: Mapping[str, Any]) -> str:
 async def _on_media_server_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, MediaServerError)
     if error.status >= 500:
-        logger.warning("%s: %s", error.code, error.message, extra=_ids(request))
+        # its message may be an engine's, and quote a prompt or an answer
+        logger.warning("%s (%s)", error.code, type(error).__name__, extra=_ids(request))
     return problem_response(error)
 
 

@@ -1,12 +1,18 @@
 """Logging of a process: one handler on standard error, plain lines or JSON objects; called by entry points only.
 
 The supervisor puts the process's name before each plain line; a JSON line carries it as a member.
+
+Invariant: what an exception says is not logged, since it may quote a prompt, a model's text or a row of the database:
+a traceback has types, places, and the codes that the operating system and the database give.
 """
 
+import copy
 import json
 import logging
 import sys
 import time
+import traceback
+from types import TracebackType
 
 from media_server.settings import Settings
 
@@ -15,6 +21,9 @@ _QUIET = (
     *("httpx", "httpx2", "httpcore", "kombu", "amqp", "alembic.runtime.migration"),
     *("celery.worker.strategy", "celery.worker.request", "celery.app.trace"),
 )
+# what the operating system, SQLite, PostgreSQL and we give beside an error's words
+_CODES = ("errno", "sqlite_errorname", "sqlstate", "code")
+_ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 _OWN_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
@@ -39,6 +48,17 @@ class PlainFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
         self.converter = time.gmtime
 
+    def format(self, record: logging.LogRecord) -> str:
+        """Write the record, and below it where its exception came from."""
+        # a handler of another library may have left its own traceback in the record
+        own = copy.copy(record)
+        own.exc_text = None
+        return super().format(own)
+
+    def formatException(self, ei: _ExcInfo) -> str:
+        """Write a traceback without the exceptions' own words."""
+        return describe_exception(ei[1])
+
 
 class JsonFormatter(logging.Formatter):
     """One JSON object a line; what a call passed as `extra` becomes members of it."""
@@ -58,5 +78,24 @@ class JsonFormatter(logging.Formatter):
         }
         line.update({name: value for name, value in record.__dict__.items() if name not in _OWN_ATTRIBUTES})
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = describe_exception(record.exc_info[1])
         return json.dumps(line, default=str, ensure_ascii=False)
+
+
+def describe_exception(error: BaseException | None) -> str:
+    """Write an exception and those that led to it: traceback, type and codes, without what they say."""
+    parts: list[str] = []
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        parts.append(f"Traceback (most recent call last):\n{frames}{_name(error)}")
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return "\n\nwhich led to\n\n".join(reversed(parts))
+
+
+def _name(error: BaseException) -> str:
+    said = {name: value for name in _CODES if isinstance(value := getattr(error, name, None), str | int)}
+    name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+    inner = ", ".join(_name(each) for each in error.exceptions) if isinstance(error, BaseExceptionGroup) else ""
+    return name + "".join(f" {key}={value}" for key, value in said.items()) + (f" of {inner}" if inner else "")

@@ -82,7 +82,7 @@ def run_pool_worker(
 
     @app.task(name="pool.wake")  # type: ignore[untyped-decorator]
     def wake(_pool: str) -> None:
-        drain_pool(context, slots, handler)
+        _look(context, slots, handler)
 
     # what root may do wrong is to unpickle what others send; here it is JSON only
     warnings.filterwarnings("ignore", category=SecurityWarning)
@@ -145,12 +145,17 @@ def _handle(context: PoolContext, claim: Claim, handler: Handler) -> None:
 def _poll(context: PoolContext, slots: threading.Semaphore, handler: Handler) -> None:
     """Look for work without a doorbell, at the start and then every `doorbell_s`."""
     while True:
-        try:
-            drain_pool(context, slots, handler)
-        except Exception:
-            logger.exception("%s could not look for jobs", context.worker)
+        _look(context, slots, handler)
         if context.stopping.wait(context.settings.doorbell_s):
             return
+
+
+def _look(context: PoolContext, slots: threading.Semaphore, handler: Handler) -> None:
+    """Do as `drain_pool`; a database that does not answer is asked again later."""
+    try:
+        drain_pool(context, slots, handler)
+    except Exception:
+        logger.exception("%s could not look for jobs", context.worker)
 
 
 def _stop(context: PoolContext, **_: object) -> None:

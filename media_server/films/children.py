@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
+from pydantic import ValidationError
 
 from media_server.errors import MediaServerError
 from media_server.jobs.database import Transaction
@@ -23,7 +24,7 @@ MEDIA_POOL = "media"
 
 
 class StoryboardUnusable(Exception):
-    """The storyboard cannot be filmed; the message says why."""
+    """The storyboard cannot be filmed; the message says why, and is stored: it quotes no prompt."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ def list_shots(storyboard: dict[str, Any], children: list[Job]) -> list[Shot]:
             )
             for index, shot in enumerate(storyboard["shots"])
         ]
-    except (KeyError, TypeError, ValueError) as error:
-        raise StoryboardUnusable(f"The storyboard lacks a shot's num_frames: {error}") from error
+    except (KeyError, TypeError, ValueError):
+        raise StoryboardUnusable("The storyboard lacks a shot's num_frames.") from None
 
 
 def derive_seed(film_seed: int, shot: int, retry: int) -> int:
@@ -88,7 +89,7 @@ def insert_shot(tx: Transaction, film: Job, storyboard: dict[str, Any], index: i
         )
         clip = validate_clip(card, request)
     except (MediaServerError, ValueError) as error:
-        raise StoryboardUnusable(f"Shot {index + 1} cannot be made: {error}") from error
+        raise StoryboardUnusable(f"Shot {index + 1} cannot be made: {_rule_of(error)}.") from None
     insert(
         tx,
         child_spec(
@@ -101,6 +102,16 @@ def insert_shot(tx: Transaction, film: Job, storyboard: dict[str, Any], index: i
             **predictions(predict_cost(tx, card, clip)),
         ),
     )
+
+
+def _rule_of(error: MediaServerError | ValueError) -> str:
+    """Say what a shot breaks, without the words that break it: the message is stored."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_input=False)[0]
+        return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    if isinstance(error, MediaServerError):
+        return f"{error.param}: {error.rule}" if error.param and error.rule else error.code
+    return type(error).__name__
 
 
 def insert_join(tx: Transaction, film: Job, storyboard: dict[str, Any], shots: list[Shot]) -> None:

@@ -196,7 +196,12 @@ def _open_sqlite(url: URL) -> Engine:
         # prompts stand in it: for this user alone, from its first byte
         os.close(os.open(url.database, os.O_CREAT | os.O_EXCL, 0o600))
     engine = sa.create_engine(
-        url, pool_size=16, max_overflow=32, connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False}
+        url,
+        pool_size=16,
+        max_overflow=32,
+        # prompts are among them, and errors go into the log
+        hide_parameters=True,
+        connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False},
     )
 
     @event.listens_for(engine, "connect")
@@ -230,6 +235,7 @@ def _open_postgresql(url: URL) -> Engine:
         url.set(drivername="postgresql+psycopg"),
         pool_size=16,
         max_overflow=32,
+        hide_parameters=True,
         pool_pre_ping=True,
         connect_args={"connect_timeout": 10},
     )

@@ -96,8 +96,8 @@ def _parse(text: str, count: int) -> dict[str, Any]:
             raise StoryboardError(f"The storyboard has {len(part['shots'])} shots, {count} were asked for.")
         if not all(shot["prompt"] for shot in part["shots"]):
             raise StoryboardError("A shot of the storyboard has no words.")
-    except (ValueError, KeyError, TypeError) as error:
-        raise StoryboardError(f"The storyboard's text is not complete: …{text[-60:]!r}.") from error
+    except (ValueError, KeyError, TypeError):
+        raise StoryboardError(f"The storyboard's text of {len(text)} characters is not complete.") from None
     return dict(part)
 
 

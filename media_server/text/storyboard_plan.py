@@ -85,7 +85,10 @@ class Ask:
 
 
 class StoryboardError(Exception):
-    """The language model's text cannot be made into a storyboard; another attempt may do."""
+    """The language model's text cannot be made into a storyboard; another attempt may do.
+
+    The message is stored and logged, and quotes neither the text nor the idea.
+    """
 
 
 Writer = Callable[[Ask], Iterator[str]]
@@ -183,10 +186,9 @@ def choose_subjects(
         for delta in write(_subject_ask(task, order)):
             text += delta
             yield ""
-        try:
-            chosen = options[text]
-        except KeyError as error:
-            raise StoryboardError(f"The language model chose no subject: {text[:60]!r}.") from error
+        chosen = options.get(text)
+        if chosen is None:
+            raise StoryboardError("The language model chose no subject that it was offered.")
         found = [chosen, *(other for other in found[1:] if other.color and other != chosen)]
     # whom the idea names without a colour the rule gives one of its own
     rest = random.Random(task.derive_seed("colors"))
