@@ -86,8 +86,11 @@ class Handler:
         except NotFound as error:
             claims.fail(context.db, claim, JobError("invalid_request", error.message))
         except MediaServerError as error:
-            code = "invalid_request" if error.status < 500 else "model_error"
-            claims.fail(context.db, claim, JobError.from_wire(code, error.message))
+            if error.status < 500:
+                claims.fail(context.db, claim, JobError("invalid_request", error.message))
+                return
+            # an engine's own words may quote what it was writing
+            claims.fail(context.db, claim, JobError("model_error", f"The language engine failed ({error.code})."))
 
     def _write(self, context: PoolContext, claim: Claim) -> None:
         job, params = claim.job, claim.job.params

@@ -3,8 +3,10 @@
 Bodies are checked by our rules and passed on as they came; answers come back as they are, errors as ours.
 """
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping
+from contextlib import closing
 from typing import Any
 
 import httpx
@@ -20,6 +22,10 @@ from media_server.text.storyboard import Ask, StoryboardError
 
 # until the first byte of an answer; between chunks nobody is hurried
 TIMEOUT = httpx.Timeout(connect=5.0, write=30.0, read=600.0, pool=30.0)
+# a text that is written for a job gives a sign of life so often, whatever the server does
+SIGN_S = 0.5
+# statuses below 500 that ask to come again
+_LATER = (408, 425, 429)
 # ours, which such a server does not know
 _OURS = ("resume_s", "priority", "grammar")
 
@@ -85,6 +91,7 @@ def remote_error(answer: httpx.Response) -> MediaServerError:
 def write_remotely(settings: Settings, ask: Ask, model: str | None, usages: list[Usage]) -> Iterator[str]:
     """Have the server write one text under its grammar, by OpenAI's structured output; yields it as it comes.
 
+    Yields "" as a sign of life at least every SIGN_S. Closed early, it ends the request.
     Raises StoryboardError if the answer is not what was asked for, EngineUnavailable if the server does not answer.
     """
     payload: dict[str, Any] = {
@@ -98,20 +105,17 @@ def write_remotely(settings: Settings, ask: Ask, model: str | None, usages: list
         "stream_options": {"include_usage": True},
         "response_format": _response_format(ask.grammar),
     }
-    with httpx.Client(base_url=base_url(settings), headers=auth_headers(settings), timeout=TIMEOUT) as client:
-        payload["model"] = model or _first_model(client)
-        parts = []
-        with client.stream("POST", "chat/completions", json=payload) as answer:
-            if answer.status_code != 200:
-                answer.read()
-                raise remote_error(answer)
-            for chunk in _chunks(answer):
-                if chunk.get("usage"):
-                    usages.append(Usage.model_validate(chunk["usage"]))
-                for choice in chunk.get("choices", ()):
-                    parts.append(choice["delta"].get("content") or "")
-                    if ask.grammar.type == "json_schema":
-                        yield parts[-1]
+    parts = []
+    with closing(_with_signs_of_life(_chunks(settings, model, payload))) as chunks:
+        for chunk in chunks:
+            if chunk is None:
+                yield ""
+                continue
+            if chunk.get("usage"):
+                usages.append(Usage.model_validate(chunk["usage"]))
+            for choice in chunk.get("choices", ()):
+                parts.append(choice["delta"].get("content") or "")
+                yield parts[-1] if ask.grammar.type == "json_schema" else ""
     if ask.grammar.type == "choice":
         # a choice is asked for as an object of one field
         try:
@@ -135,21 +139,69 @@ def _response_format(grammar: Grammar) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
 
 
-def _first_model(client: httpx.Client) -> str:
-    answer = client.get("models")
+async def _chunks(
+    settings: Settings, model: str | None, payload: Mapping[str, Any]
+) -> AsyncGenerator[dict[str, Any], None]:
+    """Ask the server and give the chunks of its answer."""
+    async with open_client(settings) as client:
+        body = {**payload, "model": model or await _first_model(client)}
+        async with client.stream("POST", "chat/completions", json=body) as answer:
+            if answer.status_code != 200:
+                raise _refusal(answer)
+            async for line in answer.aiter_lines():
+                data = line.removeprefix("data:").strip()
+                if line.startswith("data:") and data != "[DONE]":
+                    yield json.loads(data)
+
+
+def _refusal(answer: httpx.Response) -> MediaServerError:
+    """Turn the server's error into one that is stored with a job: without its message, which may quote the prompt."""
+    message = f"The language engine by URL answered with status {answer.status_code}."
+    if answer.status_code >= 500 or answer.status_code in _LATER:
+        return EngineUnavailable(message)
+    return InvalidRequest(message, status=answer.status_code)
+
+
+async def _first_model(client: httpx.AsyncClient) -> str:
+    answer = await client.get("models")
     if answer.status_code != 200:
-        raise remote_error(answer)
+        raise _refusal(answer)
     try:
         return str(answer.json()["data"][0]["id"])
     except (ValueError, KeyError, IndexError) as error:
         raise EngineUnavailable("The language engine by URL names no model.") from error
 
 
-def _chunks(answer: httpx.Response) -> Iterator[dict[str, Any]]:
-    for line in answer.iter_lines():
-        data = line.removeprefix("data:").strip()
-        if line.startswith("data:") and data != "[DONE]":
-            yield json.loads(data)
+def _with_signs_of_life(
+    chunks: AsyncGenerator[dict[str, Any], None],
+) -> Generator[dict[str, Any] | None, None, None]:
+    """Give chunks as they come, and None whenever SIGN_S went by without one. For a thread without an event loop."""
+
+    async def read() -> dict[str, Any] | None:
+        return await anext(chunks, None)
+
+    async def wait(reading: asyncio.Task[dict[str, Any] | None]) -> bool:
+        return bool((await asyncio.wait([reading], timeout=SIGN_S))[0])
+
+    # a socket can be left in the middle of a wait by a loop, but not by a thread that reads from it
+    with asyncio.Runner() as runner:
+        try:
+            while True:
+                reading = runner.get_loop().create_task(read())
+                while not runner.run(wait(reading)):
+                    yield None
+                chunk = reading.result()
+                if chunk is None:
+                    return
+                yield chunk
+        finally:
+            reading.cancel()
+            runner.run(_close(reading, chunks))
+
+
+async def _close(reading: asyncio.Task[Any], chunks: AsyncGenerator[Any, None]) -> None:
+    await asyncio.wait([reading])
+    await chunks.aclose()
 
 
 async def _relay(client: httpx.AsyncClient, answer: httpx.Response) -> AsyncIterator[bytes]:
