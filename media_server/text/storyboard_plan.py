@@ -258,22 +258,27 @@ def _deal(task: Task, slots: Mapping[str, Sequence[str]], subjects: Sequence[Sub
     places = seen or list(slots["backdrop"])
     pool = find_words(task.idea, places, PLACE_WORDS) or _places(subjects[0], places, rng)
     sizes = find_words(task.idea, slots.get("size", ()), SIZE_WORDS)[:1]
-    named_motions = _Deck(find_words(task.idea, slots["motion"], MOTION_WORDS), rng)
-    motions, wide = _Deck(slots["motion"], rng), _Deck(pool, rng)
+    named = find_words(task.idea, slots["motion"], MOTION_WORDS)
+    named_motions = _Deck(named, rng)
+    others = [motion for motion in slots["motion"] if motion not in named] or slots["motion"]
+    motions, wide = _Deck(others, rng), _Deck(pool, rng)
+    # one motion in one place comes again nearer or farther, so that no shot repeats another
+    distances = _Deck(() if sizes else slots.get("size", ()), rng)
     cameras = _Deck(slots.get("camera", ()), rng)
     other = subjects[1] if len(subjects) > 1 else None
     hands = []
     for index in range(task.shots):
         # the second thing is met in the end
+        # what the idea says it does, it does in every other shot, if that shot differs from those before
+        is_as_told = index % 2 == 0 and (index // 2 < len(named) or not sizes)
         has_other = other is not None and index >= max(1, task.shots - max(1, task.shots // 3))
         hands.append(
             Choices(
                 subject=subjects[0],
-                # what the idea says it does, it does in every other shot
-                motions=(named_motions.draw(1) if index % 2 == 0 else []) or motions.draw(_HAND),
+                motions=(named_motions.draw(1) if is_as_told else []) or motions.draw(_HAND),
                 backdrops=wide.draw(_HAND),
                 cameras=cameras.draw(2),
-                sizes=sizes,
+                sizes=sizes or (distances.draw(1) if index > 1 else []),
                 other=other if has_other else None,
                 relations=slots.get("relation", ()),
             )

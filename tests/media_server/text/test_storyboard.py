@@ -79,6 +79,17 @@ def test_titles_differ_between_seeds() -> None:
     assert len(titles) > 6
 
 
+@pytest.mark.parametrize("idea", ["A red ball bounces at night", "A red ball", "A small red ball spins in the snow"])
+def test_no_shot_repeats_another(idea: str) -> None:
+    style = VIDEO_CARD.caption_style.model_copy(  # type: ignore[union-attr]
+        update={"slots": {slot: words for slot, words in SLOTS.items() if slot not in ("camera", "relation")}}
+    )
+    still = VIDEO_CARD.model_copy(update={"caption_style": style})
+    for seed in range(20):
+        _, board = run(task(idea, card=still, seed=seed, num_shots=3), RandomWriter(seed))
+        assert len({shot["prompt"] for shot in board["shots"]}) == 3
+
+
 def test_what_the_idea_leaves_open_is_chosen_once_and_kept() -> None:
     for idea, color, kind in (("a penguin", None, "bird"), ("something violet", "purple", None), ("hope", None, None)):
         writer = RandomWriter(1)
