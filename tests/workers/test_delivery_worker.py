@@ -103,6 +103,7 @@ def add_endpoint(db: Database, url: str) -> str:
                 url=url,
                 event_types=["video.completed"],
                 secret=secret,
+                old_secrets=[],
                 is_enabled=True,
                 created_at=0.0,
                 updated_at=0.0,
@@ -238,8 +239,8 @@ def test_a_receiver_gets_its_share_and_the_queue_behind_it_is_reached(db: Databa
         finish_job(db, "http://two.test/a")
     first = claim_due(db, WORKER, lease_s=60, limit=8, per_receiver=4)
     assert [message.url for message in first] == ["http://one.test/a"] * 4 + ["http://two.test/a"] * 2
-    assert claim_due(db, WORKER, lease_s=60, limit=8, busy={"http://one.test": 4}, per_receiver=4) == []
-    assert len(claim_due(db, WORKER, lease_s=60, limit=8, busy={"http://one.test": 3}, per_receiver=4)) == 1
+    assert claim_due(db, WORKER, lease_s=60, limit=8, busy={"http://one.test:80": 4}, per_receiver=4) == []
+    assert len(claim_due(db, WORKER, lease_s=60, limit=8, busy={"http://one.test:80": 3}, per_receiver=4)) == 1
 
 
 def test_only_who_took_a_message_may_settle_it(db: Database) -> None:
