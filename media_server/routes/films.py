@@ -17,6 +17,7 @@ from media_server.http_body import read_body
 from media_server.http_content import CONTENT_RESPONSES, remove, send_artifact
 from media_server.http_context import request_context
 from media_server.http_fetch import check_url
+from media_server.http_lists import METADATA_PARAMETER, Listing
 from media_server.http_openapi import body_of, errors
 from media_server.http_requests import ID_PATTERN, FilmBody, parse_body
 from media_server.http_views import film_object, list_page, poll_after_ms
@@ -77,21 +78,18 @@ async def create_film(request: Request, owner: Owner, asked: Taking) -> Response
     return await answer_created(request, film, _describe, asked, key)
 
 
-@router.get("", response_model=objects.ListPage[objects.Film], summary="List films")
-async def list_films(
-    request: Request,
-    owner: Owner,
-    after: Annotated[str | None, Query(pattern=ID_PATTERN, description="The last id of the page before.")] = None,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    order: Annotated[Literal["asc", "desc"], Query(description="By the time of creation.")] = "desc",
-) -> dict[str, object]:
+@router.get(
+    "",
+    response_model=objects.ListPage[objects.Film],
+    summary="List films",
+    openapi_extra=METADATA_PARAMETER,
+)
+async def list_films(request: Request, owner: Owner, asked: Listing) -> dict[str, object]:
     """List the caller's films, newest first, without their children."""
     db: Database = request.app.state.db
 
     def read() -> dict[str, object]:
-        page = store.list_jobs(
-            db, kinds=["film"], after=after, limit=limit, order=order, owner_key_id=owner.owner_key_id
-        )
+        page = store.list_jobs(db, **asked.of("film"), owner_key_id=owner.owner_key_id)
         return list_page([film_object(db, job, []) for job in page.data], page.has_more)
 
     return await run_in_threadpool(read)

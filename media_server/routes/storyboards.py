@@ -25,9 +25,10 @@ from media_server.http_content import CONTENT_RESPONSES, remove, send_artifact
 from media_server.http_context import request_context
 from media_server.http_events import EventFeed, is_last, read_events
 from media_server.http_fetch import check_url
+from media_server.http_lists import METADATA_PARAMETER, Listing
 from media_server.http_openapi import errors
 from media_server.http_requests import Label, Metadata, Priority, Seed, WebhookUrl, parse_body
-from media_server.http_views import list_page, poll_after_ms, progress_fields
+from media_server.http_views import Places, list_page, page_places, poll_after_ms, progress_fields
 from media_server.jobs import store
 from media_server.jobs.database import Database
 from media_server.jobs.idempotency import KeptAnswer
@@ -142,22 +143,17 @@ async def create_storyboard(request: Request, owner: Owner, asked: Taking) -> Re
     return await answer_created(request, job, storyboard_object, asked, key, status=202, location=_LOCATION)
 
 
-@router.get("", response_model=objects.ListPage[Storyboard], summary="List storyboards")
-async def list_storyboards(
-    request: Request,
-    owner: Owner,
-    after: Annotated[str | None, Query(max_length=80, description="The last id of the page before.")] = None,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    order: Annotated[Literal["asc", "desc"], Query(description="By the time of creation.")] = "desc",
-) -> dict[str, object]:
+@router.get(
+    "", response_model=objects.ListPage[Storyboard], summary="List storyboards", openapi_extra=METADATA_PARAMETER
+)
+async def list_storyboards(request: Request, owner: Owner, asked: Listing) -> dict[str, object]:
     """List the caller's storyboards, those of films among them."""
     db: Database = request.app.state.db
 
     def read() -> dict[str, object]:
-        page = store.list_jobs(
-            db, kinds=["storyboard"], after=after, limit=limit, order=order, owner_key_id=owner.owner_key_id
-        )
-        return list_page([storyboard_object(db, job) for job in page.data], page.has_more)
+        page = store.list_jobs(db, **asked.of("storyboard"), owner_key_id=owner.owner_key_id)
+        places = page_places(db, page.data)
+        return list_page([storyboard_object(db, job, places) for job in page.data], page.has_more)
 
     return await run_in_threadpool(read)
 
@@ -222,7 +218,7 @@ async def storyboard_content(
     return await send_artifact(request, job, "storyboard", is_download=download)
 
 
-def storyboard_object(db: Database, job: Job) -> Storyboard:
+def storyboard_object(db: Database, job: Job, places: Places | None = None) -> Storyboard:
     """Describe a storyboard."""
     params = job.params
     return Storyboard(
@@ -240,7 +236,7 @@ def storyboard_object(db: Database, job: Job) -> Storyboard:
         parent_id=job.parent_id,
         storyboard=(job.result or {}).get("storyboard"),
         content_url=f"/v1/storyboards/{job.id}/content" if job.status is Status.COMPLETED else None,
-        **progress_fields(db, job),
+        **progress_fields(db, job, places),
     )
 
 

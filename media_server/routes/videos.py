@@ -14,9 +14,10 @@ from media_server.http_acceptance import Taking, accepting, answer_again, answer
 from media_server.http_body import read_body
 from media_server.http_clips import Extras, InputName, Inputs, input_files, ready_clip, submit_clip
 from media_server.http_content import CONTENT_RESPONSES, remove, send_artifact
+from media_server.http_lists import METADATA_PARAMETER, Listing
 from media_server.http_openapi import body_of, errors
 from media_server.http_requests import ID_PATTERN, RemixRequest, VideoRequest, parse_body, take_files
-from media_server.http_views import list_page, poll_after_ms, video_object
+from media_server.http_views import list_page, page_places, poll_after_ms, video_object
 from media_server.jobs import store
 from media_server.jobs.database import Database
 from media_server.jobs.idempotency import KeptAnswer
@@ -64,22 +65,20 @@ async def create_video(request: Request, owner: Owner, asked: Taking) -> Respons
     return await answer_created(request, job, video_object, asked, key)
 
 
-@router.get("", response_model=objects.ListPage[objects.Video], summary="List clips")
-async def list_videos(
-    request: Request,
-    owner: Owner,
-    after: Annotated[str | None, Query(pattern=ID_PATTERN, description="The last id of the page before.")] = None,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    order: Annotated[Literal["asc", "desc"], Query(description="By the time of creation.")] = "desc",
-) -> dict[str, object]:
+@router.get(
+    "",
+    response_model=objects.ListPage[objects.Video],
+    summary="List clips",
+    openapi_extra=METADATA_PARAMETER,
+)
+async def list_videos(request: Request, owner: Owner, asked: Listing) -> dict[str, object]:
     """List the caller's clips, newest first; the shots of films are among them."""
     db: Database = request.app.state.db
 
     def read() -> dict[str, object]:
-        page = store.list_jobs(
-            db, kinds=["video"], after=after, limit=limit, order=order, owner_key_id=owner.owner_key_id
-        )
-        return list_page([video_object(db, job) for job in page.data], page.has_more)
+        page = store.list_jobs(db, **asked.of("video"), owner_key_id=owner.owner_key_id)
+        places = page_places(db, page.data)
+        return list_page([video_object(db, job, places) for job in page.data], page.has_more)
 
     return await run_in_threadpool(read)
 
