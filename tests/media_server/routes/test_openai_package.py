@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from openai.types import Video
 
@@ -22,20 +21,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:The Sora API")
 @pytest.fixture
 def app(working: Any) -> FastAPI:
     return create_app(working.settings)
-
-
-@pytest.fixture
-def live(app: FastAPI) -> Iterator[str]:
-    """The application behind uvicorn on a free loopback port; gives its address."""
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", access_log=False))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        thread.join(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
 
 
 def stop_claiming(working: Any) -> None:
