@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -21,6 +22,7 @@ from media_server.jobs.outbox import claim_due, settle
 from media_server.jobs.spec import JobSpec, Result
 from media_server.jobs.tables import deliveries, outbox, webhook_endpoints
 from media_server.settings import Settings
+from media_server.webhooks import sending
 from media_server.webhooks.signing import new_secret, service_secret
 from workers.delivery_worker import MAX_A_RECEIVER, Courier
 
@@ -241,6 +243,44 @@ def test_a_receiver_gets_its_share_and_the_queue_behind_it_is_reached(db: Databa
     assert [message.url for message in first] == ["http://one.test/a"] * 4 + ["http://two.test/a"] * 2
     assert claim_due(db, WORKER, lease_s=60, limit=8, busy={"http://one.test:80": 4}, per_receiver=4) == []
     assert len(claim_due(db, WORKER, lease_s=60, limit=8, busy={"http://one.test:80": 3}, per_receiver=4)) == 1
+
+
+def test_however_many_wait_for_one_receiver_the_others_are_found(db: Database) -> None:
+    for number in range(30):
+        # each its own URL, as programs that wait for one answer have them; a host's case and default port are no other
+        finish_job(db, f"https://{'ONE' if number % 2 else 'one'}.test{':443' if number % 3 else ''}/{number}")
+    finish_job(db, "https://one.test.example/a")
+    first = claim_due(db, WORKER, lease_s=60, limit=16, per_receiver=4)
+    assert [message.receiver for message in first] == ["https://one.test:443"] * 4 + ["https://one.test.example:443"]
+    # a name that begins with a busy one's is another's
+    finish_job(db, "https://one.test.example/b")
+    (other,) = claim_due(db, WORKER, lease_s=60, limit=16, busy={"https://one.test:443": 4}, per_receiver=4)
+    assert other.url == "https://one.test.example/b"
+
+
+def test_a_dead_name_server_holds_up_nobody_else(
+    settings: Settings, db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More look-ups hang than the pool has threads in which the store is asked."""
+    release = threading.Event()
+    resolve = sending.resolve
+
+    def hang(url: str, **more: Any) -> Any:
+        if "dead" in url:
+            release.wait(30)
+        return resolve(url, **more)
+
+    monkeypatch.setattr(sending, "resolve", hang)
+    with receiver(lambda: (200, {})) as quick:
+        for number in range(48):
+            finish_job(db, f"http://dead-{number % 12}.test/a")
+        for _ in range(4):
+            finish_job(db, quick.url)
+        try:
+            deliver_until(settings, db, lambda: states(db).count("delivered") == 4 and release.set() is None, 20)
+        finally:
+            release.set()
+        assert len(quick.got) == 4
 
 
 def test_only_who_took_a_message_may_settle_it(db: Database) -> None:
