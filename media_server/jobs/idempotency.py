@@ -64,7 +64,8 @@ def hold(db: Database, request: KeyedRequest, status_code: int) -> HeldKey | Kep
     Conflict if what it made has been deleted.
     """
     held = HeldKey(request, secrets.token_hex(8), status_code)
-    with db.write() as tx:
+    # a power cut may forget that a key was held, not what it is bound to
+    with db.write(is_durable=False) as tx:
         tx.lock(f"idempotency:{_owner(request)}:{request.key}")
         now = tx.now()
         tx.conn.execute(idempotency_keys.delete().where(_is_named(request), idempotency_keys.c.expires_at <= now))
@@ -140,7 +141,7 @@ def keep_answer(db: Database, held: HeldKey, response: str) -> None:
 
 def let_go(db: Database, held: HeldKey) -> None:
     """Let a key go whose request was refused: the same key may be used for a better one."""
-    with db.write() as tx:
+    with db.write(is_durable=False) as tx:
         tx.conn.execute(idempotency_keys.delete().where(_is_held(held)))
 
 

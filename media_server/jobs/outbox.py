@@ -123,20 +123,18 @@ def claim_due(
     """
     on_the_way = Counter(busy or {})
     full = [receiver for receiver, count in on_the_way.items() if count >= per_receiver]
-    due = sa.and_(
+    now = sa.bindparam("now", type_=sa.Double)
+    is_due = sa.and_(
         outbox.c.state == "pending",
-        outbox.c.next_at <= sa.bindparam("now"),
-        sa.or_(outbox.c.lease_until.is_(None), outbox.c.lease_until <= sa.bindparam("now")),
-        webhook_endpoints.c.is_enabled.is_not(False),
-        outbox.c.receiver.not_in(full),
+        outbox.c.next_at <= now,
+        sa.or_(outbox.c.lease_until.is_(None), outbox.c.lease_until <= now),
     )
     both = outbox.outerjoin(webhook_endpoints, outbox.c.endpoint_id == webhook_endpoints.c.id)
-    any_due = sa.select(outbox.c.id).select_from(both).where(due).limit(1)
     place = sa.func.row_number().over(partition_by=outbox.c.receiver, order_by=(outbox.c.next_at, outbox.c.id))
     ranked = (
         sa.select(outbox.c.id, outbox.c.receiver, outbox.c.next_at, place.label("place"))
         .select_from(both)
-        .where(due)
+        .where(is_due, webhook_endpoints.c.is_enabled.is_not(False), outbox.c.receiver.not_in(full))
         .subquery()
     )
     first = (
@@ -144,31 +142,34 @@ def claim_due(
         .where(ranked.c.place <= per_receiver)
         .order_by(ranked.c.next_at, ranked.c.id)
     )
+    ids: list[str] = []
+    # chosen before the write lock is asked for: a long queue is looked through at nobody's cost
     with db.read() as tx:
-        if tx.conn.execute(any_due, {"now": tx.now()}).first() is None:
-            return []
-    with db.write() as tx:
-        tx.lock(DELIVERIES_POOL)
-        now = tx.now()
-        ids: list[str] = []
-        for row in tx.conn.execute(first, {"now": now}).all():
+        for row in tx.conn.execute(first, {"now": tx.now()}).all():
             if len(ids) < limit and on_the_way[row.receiver] < per_receiver:
                 on_the_way[row.receiver] += 1
                 ids.append(row.id)
-        tx.conn.execute(
-            outbox.update().where(outbox.c.id.in_(ids)).values(lease_owner=worker, lease_until=now + lease_s)
-        )
+    if not ids:
+        return []
+    with db.write() as tx:
+        taken = tx.conn.scalars(
+            outbox.update()
+            .where(outbox.c.id.in_(ids), is_due)
+            .values(lease_owner=worker, lease_until=tx.now() + lease_s)
+            .returning(outbox.c.id),
+            {"now": tx.now()},
+        ).all()
         rows = tx.conn.execute(
             sa.select(outbox, webhook_endpoints)
             .select_from(both)
-            .where(outbox.c.id.in_(ids))
+            .where(outbox.c.id.in_(taken))
             .order_by(outbox.c.next_at, outbox.c.id)
             .set_label_style(sa.LABEL_STYLE_TABLENAME_PLUS_COL)
         )
         messages = []
         for row in rows:
             secrets = [row.webhook_endpoints_secret] if row.webhook_endpoints_secret else []
-            secrets += [secret for secret, until in row.webhook_endpoints_old_secrets or () if until > now]
+            secrets += [secret for secret, until in row.webhook_endpoints_old_secrets or () if until > tx.now()]
             messages.append(
                 Message(
                     id=row.outbox_id,

@@ -96,7 +96,6 @@ def replay(db: Database, id: str, owner_key_id: str | None) -> Delivery:
     Raises NotFound, or Conflict if it can go nowhere: its URL is erased or its endpoint is disabled.
     """
     with db.write() as tx:
-        tx.lock(DELIVERIES_POOL)
         delivery = _load(tx, id, owner_key_id)
         if delivery.url is None:
             raise Conflict(
@@ -114,7 +113,6 @@ def replay_all(db: Database, endpoint_id: str, owner_key_id: str | None, *, sinc
     Raises NotFound, or Conflict if the endpoint is disabled.
     """
     with db.write() as tx:
-        tx.lock(DELIVERIES_POOL)
         _check_enabled(tx, endpoint_id)
         missed = [
             outbox.c.endpoint_id == endpoint_id,

@@ -15,6 +15,7 @@ import pytest
 import sqlalchemy as sa
 from standardwebhooks.webhooks import Webhook
 
+from media_server.http_fetch import resolve
 from media_server.jobs import store
 from media_server.jobs.claims import claim_next, complete
 from media_server.jobs.database import Database, migrate, open_database
@@ -22,7 +23,6 @@ from media_server.jobs.outbox import claim_due, settle
 from media_server.jobs.spec import JobSpec, Result
 from media_server.jobs.tables import deliveries, outbox, webhook_endpoints
 from media_server.settings import Settings
-from media_server.webhooks import sending
 from media_server.webhooks.signing import new_secret, service_secret
 from workers.delivery_worker import MAX_A_RECEIVER, Courier
 
@@ -263,21 +263,28 @@ def test_a_dead_name_server_holds_up_nobody_else(
 ) -> None:
     """More look-ups hang than the pool has threads in which the store is asked."""
     release = threading.Event()
-    resolve = sending.resolve
 
     def hang(url: str, **more: Any) -> Any:
         if "dead" in url:
             release.wait(30)
         return resolve(url, **more)
 
-    monkeypatch.setattr(sending, "resolve", hang)
+    monkeypatch.setattr("media_server.webhooks.sending.resolve", hang)
     with receiver(lambda: (200, {})) as quick:
         for number in range(48):
             finish_job(db, f"http://dead-{number % 12}.test/a")
         for _ in range(4):
             finish_job(db, quick.url)
+
+        def is_done() -> bool:
+            if states(db).count("delivered") < 4:
+                return False
+            # the worker ends once its look-ups have
+            release.set()
+            return True
+
         try:
-            deliver_until(settings, db, lambda: states(db).count("delivered") == 4 and release.set() is None, 20)
+            deliver_until(settings, db, is_done, 20)
         finally:
             release.set()
         assert len(quick.got) == 4

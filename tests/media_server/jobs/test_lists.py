@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import sqlalchemy as sa
@@ -14,11 +14,13 @@ from media_server.ids import new_id
 from media_server.jobs import store
 from media_server.jobs.database import Database, migrate, open_database
 from media_server.jobs.lists import JobFilter, list_jobs, list_query
-from media_server.jobs.spec import Job, JobSpec
+from media_server.jobs.spec import Job, JobKind, JobSpec
 from media_server.jobs.states import Status
 from media_server.jobs.tables import job_metadata, jobs
 
 NUM_JOBS = 100_000
+KINDS: tuple[JobKind, ...] = ("video", "film", "storyboard")
+ORDERS: tuple[Literal["asc", "desc"], ...] = ("asc", "desc")
 
 
 def _fill(db: Database, rng: random.Random, count: int) -> list[Job]:
@@ -26,7 +28,7 @@ def _fill(db: Database, rng: random.Random, count: int) -> list[Job]:
     made = []
     for number in range(count):
         spec = JobSpec(
-            kind=rng.choice(["video", "film", "storyboard"]),  # type: ignore[arg-type]
+            kind=rng.choice(KINDS),
             pool="video",
             model=rng.choice(["a", "b", None]),
             owner_key_id=rng.choice(["key_1", "key_2"]),
@@ -71,7 +73,7 @@ def test_every_filter_and_all_its_pages_against_a_search_in_python(db: Database)
             created_before=rng.choice([None, 1015.0]),
             metadata=rng.choice([{}, {"scene": "1"}, {"scene": "2", "take": "0"}, {"scene": "none"}]),
         )
-        owner, order = rng.choice([None, "key_1"]), rng.choice(["asc", "desc"])
+        owner, order = rng.choice([None, "key_1"]), rng.choice(ORDERS)
         wanted = sorted((job.created_at, job.id) for job in made if _matches(job, only, owner))
         wanted = wanted[:: 1 if order == "asc" else -1]
         found: list[str] = []
@@ -79,14 +81,14 @@ def test_every_filter_and_all_its_pages_against_a_search_in_python(db: Database)
         while has_more:
             page = list_jobs(
                 db, only=only, order=order, limit=4, owner_key_id=owner, after=found[-1] if found else None
-            )  # type: ignore[arg-type]
+            )
             found += [job.id for job in page.data]
             has_more = page.has_more
         assert found == [id for _, id in wanted], only
         if len(found) > 2:
-            page = list_jobs(db, only=only, order=order, limit=2, owner_key_id=owner, before=found[-1])  # type: ignore[arg-type]
+            page = list_jobs(db, only=only, order=order, limit=2, owner_key_id=owner, before=found[-1])
             assert [job.id for job in page.data] == found[-3:-1]
-            between = list_jobs(db, only=only, order=order, owner_key_id=owner, after=found[0], before=found[-1])  # type: ignore[arg-type]
+            between = list_jobs(db, only=only, order=order, owner_key_id=owner, after=found[0], before=found[-1])
             assert [job.id for job in between.data] == found[1:-1][:20]
 
 
