@@ -127,8 +127,10 @@ def _read_queue(tx: Transaction, pool: str) -> _Queue:
     in_queue = sa.and_(jobs.c.pool == pool, jobs.c.status == Status.QUEUED)
     owners: dict[str, _Sum] = {}
     whole = _Sum()
-    for key, *row in tx.conn.execute(sa.select(jobs.c.queue_key, *_FIGURES).where(in_queue).group_by(jobs.c.queue_key)):
-        owners[key] = _Sum().plus(_Sum(*row))
+    for key, *figures in tx.conn.execute(
+        sa.select(jobs.c.queue_key, *_FIGURES).where(in_queue).group_by(jobs.c.queue_key)
+    ):
+        owners[key] = _Sum().plus(_Sum(*figures))
         whole = whole.plus(owners[key])
     order = tx.conn.scalars(
         sa.text("SELECT queue_key FROM turns WHERE pool = :pool ORDER BY turn, queue_key"), {"pool": pool}
