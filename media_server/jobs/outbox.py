@@ -9,8 +9,8 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
+import httpx
 import sqlalchemy as sa
 
 from media_server.ids import new_id
@@ -103,8 +103,12 @@ def forget_urls(tx: Transaction, job_id: str) -> None:
 
 def receiver_of(url: str) -> str:
     """Name who receives at a URL: scheme, host and port. A slow one holds up its own messages only."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.hostname}:{parts.port or (80 if parts.scheme == 'http' else 443)}"
+    try:
+        parts = httpx.URL(url)
+    except (httpx.InvalidURL, UnicodeError):
+        # it is refused when it is sent; here it may not keep a job from ending
+        return url[:200]
+    return f"{parts.scheme}://{parts.raw_host.decode('ascii')}:{parts.port or (80 if parts.scheme == 'http' else 443)}"
 
 
 def claim_due(

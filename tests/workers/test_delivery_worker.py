@@ -290,6 +290,16 @@ def test_a_dead_name_server_holds_up_nobody_else(
         assert len(quick.got) == 4
 
 
+@pytest.mark.parametrize("url", ["https://one.test:99999/", "https://one]test/", "https://[one/", "nonsense", ""])
+def test_a_url_that_is_none_keeps_no_job_from_ending_and_no_other_message(
+    settings: Settings, db: Database, url: str
+) -> None:
+    with receiver(lambda: (200, {})) as hook:
+        finish_job(db, url)
+        finish_job(db, hook.url)
+        deliver_until(settings, db, lambda: states(db).count("delivered") == 1)
+
+
 def test_only_who_took_a_message_may_settle_it(db: Database) -> None:
     finish_job(db, "http://one.test/a")
     (message,) = claim_due(db, WORKER, lease_s=60)

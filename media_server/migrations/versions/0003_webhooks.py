@@ -92,6 +92,10 @@ def _name_receivers() -> None:
         "LEFT JOIN webhook_endpoints ON webhook_endpoints.id = outbox.endpoint_id WHERE outbox.state = 'pending'"
     )
     for id, url in conn.execute(sa.text(query)).all():
-        parts = urlsplit(url)
-        receiver = f"{parts.scheme}://{parts.hostname}:{parts.port or _PORTS.get(parts.scheme, 443)}"
+        try:
+            parts = urlsplit(url)
+            receiver = f"{parts.scheme}://{parts.hostname}:{parts.port or _PORTS.get(parts.scheme, 443)}"
+        except ValueError:
+            # such a URL was taken once; it is refused when it is sent
+            receiver = url[:200]
         conn.execute(sa.text("UPDATE outbox SET receiver = :receiver WHERE id = :id"), {"receiver": receiver, "id": id})

@@ -61,12 +61,15 @@ def test_rows_of_the_first_release_are_taken_along(first: Database) -> None:
         _message(conn, "evt_1", "video_a", 1, url="https://one.example.org/secret?x=1")
         _message(conn, "evt_2", "video_a", 2, endpoint_id="whe_1")
         _message(conn, "evt_3", "video_a", 3, state="delivered", next_at=None)
+        _message(conn, "evt_4", "video_a", 4, url="https://[broken")
     migrate(first)
     page = store.list_jobs(first, only=JobFilter(metadata={"scene": "7"}, status=Status.QUEUED))
     assert [job.id for job in page.data] == ["video_a"]
     assert page.data[0].metadata == METADATA
     assert store.list_jobs(first, only=JobFilter(metadata={"note": "ü" * 512})).data == page.data
     receivers = {message.id: message.receiver for message in outbox.claim_due(first, "w", lease_s=60.0)}
-    assert receivers == {"evt_1": "https://one.example.org:443", "evt_2": "https://hooks.example.org:8443"}
+    assert receivers == {"evt_1": "https://one.example.org:443", "evt_2": "https://hooks.example.org:8443"} | {
+        "evt_4": "https://[broken"
+    }
     held = idempotency.hold(first, KeyedRequest(None, "k", "a"), 200)
     assert isinstance(held, HeldKey)

@@ -334,6 +334,8 @@ def test_pages_of_the_log(service: Any) -> None:
         ("https://169.254.169.254/latest", "public"),
         ("https://user:pass@example.com/", "user name"),
         ("nonsense", "https"),
+        ("https://example.com:65536/", "port"),
+        ("https://example.com:0/", "port"),
     ],
 )
 def test_urls_inside_are_refused(service: Any, url: str, rule: str) -> None:
