@@ -126,9 +126,16 @@ def replay_all(db: Database, endpoint_id: str, owner_key_id: str | None, *, sinc
 
 
 def forget_settled(db: Database) -> int:
-    """Remove messages that were settled more than KEEP_S ago, with their tries; returns how many."""
-    is_old = outbox.c.settled_at <= sa.bindparam("before", type_=sa.Double)
-    old = sa.select(outbox.c.id).where(is_old).order_by(outbox.c.settled_at).limit(_FORGET_A_ROUND)
+    """Remove messages that were settled more than KEEP_S ago, with their tries; returns how many.
+
+    Those that have waited for so long for an endpoint that is disabled go too.
+    """
+    before = sa.bindparam("before", type_=sa.Double)
+    disabled = sa.select(webhook_endpoints.c.id).where(~webhook_endpoints.c.is_enabled)
+    waits_in_vain = sa.and_(
+        outbox.c.endpoint_id.in_(disabled), outbox.c.state == "pending", outbox.c.created_at <= before
+    )
+    old = sa.select(outbox.c.id).where(sa.or_(outbox.c.settled_at <= before, waits_in_vain)).limit(_FORGET_A_ROUND)
     with db.read() as tx:
         if tx.conn.execute(old.limit(1), {"before": tx.now() - KEEP_S}).first() is None:
             return 0

@@ -307,6 +307,14 @@ def test_the_log_is_forgotten_after_a_month(service: Any) -> None:
         tx.conn.execute(outbox.update().values(settled_at=tx.now() - log.KEEP_S))
     assert log.forget_settled(service.db) == 1
     assert service.http.get("/v1/webhook_deliveries").json()["data"] == []
+    body = {"name": "room", "url": "https://example.com/hook", "event_types": ["*"]}
+    path = f"/v1/webhook_endpoints/{service.http.post('/v1/webhook_endpoints', json=body).json()['id']}"
+    service.completed_video()
+    with service.db.write() as tx:
+        tx.conn.execute(outbox.update().values(created_at=tx.now() - log.KEEP_S))
+    assert log.forget_settled(service.db) == 0
+    service.http.post(path, json={"is_enabled": False})
+    assert log.forget_settled(service.db) == 1
 
 
 def test_pages_of_the_log(service: Any) -> None:
