@@ -92,14 +92,6 @@ def _check_prompt(card: VideoCard, param: str, text: str) -> None:
     _check_length(card, param, text)
 
 
-def check_metadata(metadata: Mapping[str, str]) -> None:
-    """Refuse metadata that is too long to be looked up, or holds control characters. Raises InvalidRequest."""
-    for key, text in metadata.items():
-        if len(key) > 64 or len(text) > 512:
-            refuse("metadata", "keys have at most 64 characters, values at most 512", key[:64])
-        check_characters("metadata", key + text)
-
-
 def check_characters(param: str, text: str) -> None:
     """Raise InvalidRequest if a text holds what UTF-8 or PostgreSQL cannot: half a surrogate pair, or NUL."""
     for index, character in enumerate(text):
