@@ -27,11 +27,26 @@ from media_server.http_openapi import DESCRIPTION, TAGS, TITLE, describe
 from media_server.http_requests import BODIES
 from media_server.jobs.database import open_database
 from media_server.jobs.doorbell import make_celery, ring
-from media_server.routes import chat, films, health, jobs, models, storyboards, video_extensions, videos
+from media_server.routes import (
+    chat,
+    films,
+    health,
+    jobs,
+    models,
+    storyboards,
+    video_extensions,
+    videos,
+    webhook_deliveries,
+    webhook_endpoints,
+)
 from media_server.settings import Settings
+from media_server.webhooks.objects import BODIES as WEBHOOK_BODIES
+from media_server.webhooks.sending import Sender
 
 # images that are decoded at a time: each may take some hundred MB
 MAX_DECODERS = 2
+# webhook tests that wait for their receivers at a time
+MAX_WEBHOOK_TESTS = 8
 
 logger = logging.getLogger(__name__)
 
@@ -49,12 +64,14 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.redis = redis.asyncio.from_url(settings.redis_url, socket_connect_timeout=3, socket_timeout=10)
         app.state.event_feed = EventFeed(app.state.db)
         app.state.decoders = CapacityLimiter(MAX_DECODERS)
+        app.state.webhook_tests = Sender(allow_private=settings.allow_private_urls, max_at_once=MAX_WEBHOOK_TESTS)
         if not is_loopback(settings.host):
             logger.warning("listening on %s without keys: whoever reaches this address may use it", settings.host)
         try:
             yield
         finally:
             await app.state.event_feed.close()
+            await app.state.webhook_tests.aclose()
             await app.state.redis.aclose()
             bell.close()
             celery.close()
@@ -78,9 +95,19 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.add_middleware(RequestContextMiddleware)
     app.include_router(health.router)
-    for module in (models, video_extensions, videos, films, jobs, chat, storyboards):
+    for module in (
+        models,
+        video_extensions,
+        videos,
+        films,
+        jobs,
+        chat,
+        storyboards,
+        webhook_endpoints,
+        webhook_deliveries,
+    ):
         app.include_router(module.router, dependencies=[Depends(identify)])
-    describe(app, bodies=BODIES)
+    describe(app, bodies=[*BODIES, *WEBHOOK_BODIES])
     return app
 
 

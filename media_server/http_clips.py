@@ -32,6 +32,7 @@ from media_server.http_requests import ImageReference
 from media_server.ids import new_id
 from media_server.jobs import store
 from media_server.jobs.database import Database, Transaction
+from media_server.jobs.idempotency import HeldKey
 from media_server.jobs.spec import Job, JobSpec
 from media_server.models.card import VideoCard
 from media_server.models.clip import ClipParams, ExtendRequest, Segments
@@ -82,6 +83,7 @@ class Extras:
     priority: int = 0
     label: str | None = None
     remixed_from_id: str | None = None
+    idempotency_key: HeldKey | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -138,6 +140,7 @@ async def submit_clip(
         max_attempts=settings.max_attempts,
         retention_s=settings.retention_s,
         remixed_from_id=extras.remixed_from_id,
+        idempotency_key=extras.idempotency_key,
     )
     job = await run_in_threadpool(_store, state.db, state.artifacts, spec, keys, files, admit)
     logger.info(

@@ -94,6 +94,8 @@ def check_url(url: str, *, param: str, allow_private: bool) -> httpx.URL:
         raise _refused(param, "the URL's scheme is https")
     if not parsed.host or parsed.userinfo:
         raise _refused(param, "the URL has a host and no user name")
+    if parsed.port is not None and not 1 <= parsed.port <= 65535:
+        raise _refused(param, "the URL's port is from 1 to 65535")
     try:
         literal = ipaddress.ip_address(parsed.host)
     except ValueError:

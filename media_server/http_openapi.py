@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from media_server import http_objects
 from media_server.http_errors import PROBLEM_TYPE, Problem
 from media_server.http_objects import JobEvent
+from media_server.webhooks import objects as webhook_objects
 
 TITLE = "media-server"
 DESCRIPTION = (
@@ -24,6 +25,7 @@ TAGS = [
     {"name": "films", "description": "From an idea to a film: storyboard, shots, joining."},
     {"name": "storyboards", "description": "From an idea to a list of shots."},
     {"name": "chat", "description": "Text."},
+    {"name": "webhooks", "description": "Who is told when a job has ended: OpenAI's endpoints, and the delivery log."},
     {"name": "jobs", "description": "Any job: state, cancelling, events."},
     {"name": "models", "description": "What is loaded, and its rules."},
     {"name": "health", "description": "Whether the service is up."},
@@ -56,7 +58,7 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: _problem(status) for status in statuses}
 
 
-def body_of(model: type[BaseModel], *, files: tuple[str, ...] = ()) -> dict[str, Any]:
+def body_of(model: type[BaseModel], *, files: tuple[str, ...] = (), is_required: bool = True) -> dict[str, Any]:
     """Declare a body that is read by hand: `model` as JSON, or as a form in which `files` may be uploads.
 
     The model itself must stand in `describe`'s list. Forms write nested objects in bracket form or as JSON.
@@ -72,7 +74,7 @@ def body_of(model: type[BaseModel], *, files: tuple[str, ...] = ()) -> dict[str,
         "application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}},
         "multipart/form-data": {"schema": form},
     }
-    return {"requestBody": {"required": True, "content": content}}
+    return {"requestBody": {"required": is_required, "content": content}}
 
 
 def describe(app: FastAPI, *, bodies: list[type[BaseModel]]) -> None:
@@ -110,7 +112,8 @@ def _write(app: FastAPI, bodies: list[type[BaseModel]]) -> dict[str, Any]:
 
 
 def _with_examples() -> list[type[BaseModel]]:
-    found = [item for item in vars(http_objects).values() if isinstance(item, type) and issubclass(item, BaseModel)]
+    items = [*vars(http_objects).values(), *vars(webhook_objects).values()]
+    found = [item for item in items if isinstance(item, type) and issubclass(item, BaseModel)]
     return [model for model in found if _examples(model)]
 
 

@@ -1,5 +1,6 @@
 """From a job's row to the object that the API answers with; the one border between the store's types and HTTP's."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from media_server import http_objects as objects
@@ -28,9 +29,13 @@ _NOT_PARAMETERS = {
 }
 
 
-def progress_fields(db: Database, job: Job) -> dict[str, Any]:
-    """Give the fields that each job object has."""
-    place = _place(db, job)
+# of jobs that wait, by id
+Places = Mapping[str, Place]
+
+
+def progress_fields(db: Database, job: Job, places: Places | None = None) -> dict[str, Any]:
+    """Give the fields that each job object has; `places` are those in their queues, if they are known already."""
+    place = _place(db, job) if places is None else places.get(job.id)
     return {
         "status": job.status,
         "progress": int(job.progress),
@@ -56,7 +61,7 @@ def progress_fields(db: Database, job: Job) -> dict[str, Any]:
     }
 
 
-def video_object(db: Database, job: Job) -> objects.Video:
+def video_object(db: Database, job: Job, places: Places | None = None) -> objects.Video:
     """Describe a clip."""
     params = job.params
     is_made = job.status is Status.COMPLETED
@@ -81,7 +86,7 @@ def video_object(db: Database, job: Job) -> objects.Video:
         report=job.result,
         content_url=f"/v1/videos/{job.id}/content" if is_made else None,
         manifest_url=f"/v1/videos/{job.id}/content?variant=manifest" if is_made else None,
-        **progress_fields(db, job),
+        **progress_fields(db, job, places),
     )
 
 
@@ -108,7 +113,7 @@ def film_object(db: Database, job: Job, children: list[Job]) -> objects.Film:
     )
 
 
-def job_object(db: Database, job: Job) -> objects.Job:
+def job_object(db: Database, job: Job, places: Places | None = None) -> objects.Job:
     """Describe a job of any kind."""
     return objects.Job(
         id=job.id,
@@ -122,7 +127,7 @@ def job_object(db: Database, job: Job) -> objects.Job:
         result=job.result,
         url=url_of(job),
         events_url=f"/v1/jobs/{job.id}/events",
-        **progress_fields(db, job),
+        **progress_fields(db, job, places),
     )
 
 
@@ -158,6 +163,12 @@ def url_of(job: Job) -> str:
     """Name the resource that answers for a job as what it is."""
     collection = {"video": "videos", "film": "films", "storyboard": "storyboards"}.get(job.kind, "jobs")
     return f"/v1/{collection}/{job.id}"
+
+
+def page_places(db: Database, page: Sequence[Job]) -> Places:
+    """Find the places of the jobs of a page that wait, in one go."""
+    waiting = [job for job in page if _waits(job)]
+    return store.find_places(db, waiting) if waiting else {}
 
 
 def list_page(items: list[Any], has_more: bool) -> dict[str, Any]:
@@ -196,9 +207,13 @@ def _storyboard(film: Job, children: list[Job]) -> dict[str, Any] | None:
     return (made or film.result or {}).get("storyboard")
 
 
-def _place(db: Database, job: Job) -> Place | None:
+def _waits(job: Job) -> bool:
     # nobody claims a film: its children wait, each in its own queue
-    if job.status is not Status.QUEUED or job.kind == "film":
+    return job.status is Status.QUEUED and job.kind != "film"
+
+
+def _place(db: Database, job: Job) -> Place | None:
+    if not _waits(job):
         return None
     try:
         return store.find_place(db, job.id)

@@ -14,31 +14,27 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-import httpx
 from celery import Celery
 
-from media_server.errors import InvalidRequest
-from media_server.http_fetch import CONNECT_TIMEOUT_S, resolve
 from media_server.jobs.database import Database, open_database
 from media_server.jobs.doorbell import make_celery
-from media_server.jobs.outbox import DELIVERIES_POOL, Message, claim_due, receiver_of, settle
+from media_server.jobs.outbox import DELIVERIES_POOL, Message, claim_due, settle
 from media_server.settings import Settings, load_settings
 from media_server.webhooks.retries import Verdict, judge
-from media_server.webhooks.signing import service_secret, signed_headers
+from media_server.webhooks.sending import Sender
+from media_server.webhooks.signing import service_secret
 from workers.leases import worker_id
 from workers.logging_setup import setup_logging
 
 logger = logging.getLogger(__name__)
 
-# Standard Webhooks: 15 to 30 s
-TIMEOUT_S = 20.0
 LEASE_S = 60.0
-MAX_AT_ONCE = 64
+# room for dozens of dead receivers, each of which holds MAX_A_RECEIVER places for TIMEOUT_S
+MAX_AT_ONCE = 256
 MAX_A_RECEIVER = 4
 # without a doorbell; an idle look reads one row
 _POLL_S = 1.0
@@ -68,15 +64,6 @@ async def serve(settings: Settings, worker: str) -> None:
     await courier.run()
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """What came of one try: a status and headers, or in words why there is none."""
-
-    status: int | None = None
-    headers: Mapping[str, str] | None = None
-    error: str | None = None
-
-
 class Courier:
     """Messages on their way, and how many of them go to each receiver."""
 
@@ -97,15 +84,12 @@ class Courier:
 
     async def run(self) -> None:
         """Take and send messages until stopped."""
-        # a kept connection would serve another host of the same address under this one's certificate
-        limits = httpx.Limits(max_connections=MAX_AT_ONCE, max_keepalive_connections=0)
-        timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-        async with httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False) as client:
+        async with Sender(allow_private=self.settings.allow_private_urls, max_at_once=MAX_AT_ONCE) as sender:
             logger.info("%s delivers", self.worker)
             while not self.is_stopping:
                 self.news.clear()
                 for message in await self._take():
-                    self._start(client, message)
+                    self._start(sender, message)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.news.wait(), _POLL_S)
             if self.tasks:
@@ -122,10 +106,10 @@ class Courier:
             logger.exception("the outbox could not be read")
             return []
 
-    def _start(self, client: httpx.AsyncClient, message: Message) -> None:
-        receiver = receiver_of(message.url)
+    def _start(self, sender: Sender, message: Message) -> None:
+        receiver = message.receiver
         self.busy[receiver] += 1
-        task = asyncio.create_task(self._deliver(client, message))
+        task = asyncio.create_task(self._deliver(sender, message))
         self.tasks.add(task)
 
         def finish(done: asyncio.Task[None]) -> None:
@@ -140,12 +124,14 @@ class Courier:
 
         task.add_done_callback(finish)
 
-    async def _deliver(self, client: httpx.AsyncClient, message: Message) -> None:
+    async def _deliver(self, sender: Sender, message: Message) -> None:
         """Make one try and write down what follows from it."""
         started_at = time.time()
         begun = time.monotonic()
-        answer = await send(client, message, self.settings)
-        outcome = judge(message.attempts + 1, answer.status, answer.headers or {}, time.time(), self.jitter)
+        secrets = message.secrets or [service_secret(self.settings)]
+        answer = await sender.send(message.url, message.payload, message_id=message.id, secrets=secrets)
+        attempt = message.attempts - message.uncounted + 1
+        outcome = judge(attempt, answer.status, answer.headers, time.time(), self.jitter)
         is_delivered = outcome.verdict is Verdict.DELIVERED
         error = None if is_delivered else answer.error or f"HTTP {answer.status}"
         await asyncio.to_thread(
@@ -163,40 +149,6 @@ class Courier:
         level = logging.INFO if is_delivered else logging.WARNING
         again = f", again in {outcome.wait_s:.0f} s" if outcome.wait_s is not None else ""
         logger.log(level, "message %s of job %s: %s%s", message.id, message.job_id, error or "delivered", again)
-
-
-async def send(client: httpx.AsyncClient, message: Message, settings: Settings) -> _Answer:
-    """POST one message, signed; never follows a redirect and reads no body."""
-    body = message.payload.encode()
-    secrets = message.secrets or [service_secret(settings)]
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            # resolved once; the connection goes to the address that was checked
-            target = await asyncio.to_thread(
-                resolve, message.url, param="webhook_url", allow_private=settings.allow_private_urls
-            )
-            request = client.build_request(
-                "POST",
-                target.url.copy_with(host=target.address),
-                content=body,
-                headers={
-                    "host": target.url.netloc.decode("ascii"),
-                    "content-type": "application/json",
-                    "user-agent": "media-server",
-                    **signed_headers(secrets, message.id, int(time.time()), body),
-                },
-                extensions={"sni_hostname": target.url.raw_host.decode("ascii").strip("[]")},
-            )
-            response = await client.send(request, stream=True)
-            await response.aclose()
-            return _Answer(status=response.status_code, headers=response.headers)
-    except InvalidRequest as error:
-        return _Answer(error=error.message)
-    except TimeoutError:
-        return _Answer(error=f"no answer within {TIMEOUT_S:.0f} s")
-    except (httpx.HTTPError, OSError) as error:
-        # the kind of the failure, not the address that it names
-        return _Answer(error=f"the connection failed ({type(error).__name__})")
 
 
 def _listen(celery: Celery, wake: Callable[[], object]) -> None:

@@ -1,8 +1,9 @@
 """The sweeper: cares for what crashed workers, lost doorbells and deleted jobs leave behind.
 
 Each round ends jobs that were lost for good, rings again for pools that wait in silence, removes the files that have
-no owner, and deletes what has expired; once a minute it empties SQLite's log, which holds words that were erased. Any
-number of sweepers may run; each round can be repeated or missed.
+no owner, deletes the jobs that have expired, and forgets old idempotency keys and the log of old webhooks; once a
+minute it empties SQLite's log, which holds words that were erased. Any number of sweepers may run; each round can be
+repeated or missed.
 """
 
 import argparse
@@ -18,12 +19,13 @@ import sqlalchemy as sa
 
 from media_server.artifacts.store import ArtifactStore, open_artifacts
 from media_server.errors import NotFound
-from media_server.jobs import store
+from media_server.jobs import idempotency, store
 from media_server.jobs.claims import sweep
 from media_server.jobs.database import Database, open_database
 from media_server.jobs.doorbell import make_celery, ring
 from media_server.jobs.tables import jobs
 from media_server.settings import Settings, load_settings
+from media_server.webhooks import log
 from workers.logging_setup import setup_logging
 
 logger = logging.getLogger(__name__)
@@ -70,6 +72,8 @@ def sweep_once(settings: Settings, db: Database, artifacts: ArtifactStore) -> No
         logger.info("rang again for %s", ", ".join(report.rung))
     delete_expired(db)
     collect_garbage(db, artifacts)
+    idempotency.forget_expired(db)
+    log.forget_settled(db)
 
 
 def delete_expired(db: Database) -> None:

@@ -5,11 +5,12 @@ signs the same bytes. Only roots are announced: a film's shots are its own affai
 """
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
+import httpx
 import sqlalchemy as sa
 
 from media_server.ids import new_id
@@ -17,9 +18,13 @@ from media_server.jobs.database import Database, Transaction
 from media_server.jobs.spec import Job
 from media_server.jobs.tables import deliveries, jobs, outbox, webhook_endpoints
 
+logger = logging.getLogger(__name__)
+
 DELIVERIES_POOL = "deliveries"
-# so many due messages are looked at for those whose receivers have room
-_LOOK = 512
+# an endpoint that has answered nothing well for so long gets nothing more until its owner enables it again
+DISABLE_AFTER_S = 5 * 86400.0
+# an endpoint that wants every event, also of kinds that come later
+ANY_EVENT = "*"
 
 
 @dataclass(frozen=True)
@@ -30,9 +35,12 @@ class Message:
     job_id: str
     endpoint_id: str | None
     url: str
+    receiver: str
     type: str
     payload: str
     attempts: int
+    # attempts before the last replay, which do not count against the schedule
+    uncounted: int
     secrets: list[str]
     created_at: float
 
@@ -41,21 +49,23 @@ def enqueue(tx: Transaction, job: Job, event_seq: int, type: str) -> int:
     """Write a row for each receiver that wants this event of a root job; returns how many."""
     if job.parent_id is not None:
         return 0
-    receivers: list[tuple[str | None, str | None]] = [(None, job.webhook_url)] if job.webhook_url else []
+    # endpoint, URL of the request, and where the message goes
+    receivers: list[tuple[str | None, str | None, str]] = []
+    if job.webhook_url:
+        receivers.append((None, job.webhook_url, receiver_of(job.webhook_url)))
     for endpoint in tx.conn.execute(
-        sa.select(webhook_endpoints.c.id, webhook_endpoints.c.event_types).where(
+        sa.select(webhook_endpoints.c.id, webhook_endpoints.c.url, webhook_endpoints.c.event_types).where(
             webhook_endpoints.c.is_enabled,
             webhook_endpoints.c.owner_key_id == job.owner_key_id
             if job.owner_key_id is not None
             else webhook_endpoints.c.owner_key_id.is_(None),
         )
     ):
-        if type in endpoint.event_types or "*" in endpoint.event_types:
-            receivers.append((endpoint.id, None))
+        if type in endpoint.event_types or ANY_EVENT in endpoint.event_types:
+            receivers.append((endpoint.id, None, receiver_of(endpoint.url)))
     now = tx.now()
-    for endpoint_id, url in receivers:
+    for endpoint_id, url, receiver in receivers:
         id = new_id("evt")
-        payload = {"id": id, "object": "event", "created_at": int(now), "type": type, "data": {"id": job.id}}
         tx.conn.execute(
             outbox.insert().values(
                 id=id,
@@ -64,10 +74,12 @@ def enqueue(tx: Transaction, job: Job, event_seq: int, type: str) -> int:
                 owner_key_id=job.owner_key_id,
                 endpoint_id=endpoint_id,
                 url=url,
+                receiver=receiver,
                 type=type,
-                payload=json.dumps(payload, separators=(",", ":")),
+                payload=make_payload(id, type, job.id, now),
                 state="pending",
                 attempts=0,
+                uncounted=0,
                 next_at=now,
                 created_at=now,
             )
@@ -77,16 +89,26 @@ def enqueue(tx: Transaction, job: Job, event_seq: int, type: str) -> int:
     return len(receivers)
 
 
+def make_payload(id: str, type: str, job_id: str, created_at: float) -> str:
+    """Write what a receiver is told: OpenAI's event, which names the job and says nothing more of it."""
+    event = {"id": id, "object": "event", "created_at": int(created_at), "type": type, "data": {"id": job_id}}
+    return json.dumps(event, separators=(",", ":"))
+
+
 def forget_urls(tx: Transaction, job_id: str) -> None:
     """Remove the URLs of a job's settled messages: a caller may have put a secret into them."""
-    settled = sa.and_(outbox.c.job_id == job_id, outbox.c.state != "pending")
-    tx.conn.execute(outbox.update().where(settled).values(url=None))
+    settled = sa.and_(outbox.c.job_id == job_id, outbox.c.state != "pending", outbox.c.endpoint_id.is_(None))
+    tx.conn.execute(outbox.update().where(settled).values(url=None, receiver=""))
 
 
 def receiver_of(url: str) -> str:
     """Name who receives at a URL: scheme, host and port. A slow one holds up its own messages only."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}"
+    try:
+        parts = httpx.URL(url)
+    except (httpx.InvalidURL, UnicodeError):
+        # it is refused when it is sent; here it may not keep a job from ending
+        return url[:200]
+    return f"{parts.scheme}://{parts.raw_host.decode('ascii')}:{parts.port or (80 if parts.scheme == 'http' else 443)}"
 
 
 def claim_due(
@@ -100,57 +122,69 @@ def claim_due(
 ) -> list[Message]:
     """Take the messages that are due, for `lease_s`; a message whose taker died is taken again after that.
 
-    `busy` counts what is on its way to each receiver; none gets more than `per_receiver` at once. Messages to an
-    endpoint that is disabled wait until it is enabled again.
+    `busy` counts what is on its way to each receiver; none gets more than `per_receiver` at once, and however many
+    wait for one, those for others are found. Messages to an endpoint that is disabled wait until it is enabled again.
     """
     on_the_way = Counter(busy or {})
-    url = sa.func.coalesce(outbox.c.url, webhook_endpoints.c.url)
     full = [receiver for receiver, count in on_the_way.items() if count >= per_receiver]
-    due = sa.and_(
+    now = sa.bindparam("now", type_=sa.Double)
+    is_due = sa.and_(
         outbox.c.state == "pending",
-        outbox.c.next_at <= sa.bindparam("now"),
-        sa.or_(outbox.c.lease_until.is_(None), outbox.c.lease_until <= sa.bindparam("now")),
-        webhook_endpoints.c.is_enabled.is_not(False),
-        # a prefix is enough here: whom it catches by accident waits a moment, and is taken after
-        *(~url.startswith(receiver, autoescape=True) for receiver in full),
+        outbox.c.next_at <= now,
+        sa.or_(outbox.c.lease_until.is_(None), outbox.c.lease_until <= now),
     )
     both = outbox.outerjoin(webhook_endpoints, outbox.c.endpoint_id == webhook_endpoints.c.id)
-    candidates = sa.select(outbox.c.id, url.label("url")).select_from(both).where(due)
+    place = sa.func.row_number().over(partition_by=outbox.c.receiver, order_by=(outbox.c.next_at, outbox.c.id))
+    ranked = (
+        sa.select(outbox.c.id, outbox.c.receiver, outbox.c.next_at, place.label("place"))
+        .select_from(both)
+        .where(is_due, webhook_endpoints.c.is_enabled.is_not(False), outbox.c.receiver.not_in(full))
+        .subquery()
+    )
+    first = (
+        sa.select(ranked.c.id, ranked.c.receiver)
+        .where(ranked.c.place <= per_receiver)
+        .order_by(ranked.c.next_at, ranked.c.id)
+    )
+    ids: list[str] = []
+    # chosen before the write lock is asked for: a long queue is looked through at nobody's cost
     with db.read() as tx:
-        if tx.conn.execute(candidates.limit(1), {"now": tx.now()}).first() is None:
-            return []
-    with db.write() as tx:
-        tx.lock(DELIVERIES_POOL)
-        now = tx.now()
-        ids: list[str] = []
-        for row in tx.conn.execute(candidates.order_by(outbox.c.next_at).limit(_LOOK), {"now": now}):
-            if len(ids) < limit and on_the_way[receiver_of(row.url)] < per_receiver:
-                on_the_way[receiver_of(row.url)] += 1
+        for row in tx.conn.execute(first, {"now": tx.now()}).all():
+            if len(ids) < limit and on_the_way[row.receiver] < per_receiver:
+                on_the_way[row.receiver] += 1
                 ids.append(row.id)
-        tx.conn.execute(
-            outbox.update().where(outbox.c.id.in_(ids)).values(lease_owner=worker, lease_until=now + lease_s)
-        )
+    if not ids:
+        return []
+    with db.write() as tx:
+        taken = tx.conn.scalars(
+            outbox.update()
+            .where(outbox.c.id.in_(ids), is_due)
+            .values(lease_owner=worker, lease_until=tx.now() + lease_s)
+            .returning(outbox.c.id),
+            {"now": tx.now()},
+        ).all()
         rows = tx.conn.execute(
             sa.select(outbox, webhook_endpoints)
             .select_from(both)
-            .where(outbox.c.id.in_(ids))
-            .order_by(outbox.c.next_at)
+            .where(outbox.c.id.in_(taken))
+            .order_by(outbox.c.next_at, outbox.c.id)
             .set_label_style(sa.LABEL_STYLE_TABLENAME_PLUS_COL)
         )
         messages = []
         for row in rows:
             secrets = [row.webhook_endpoints_secret] if row.webhook_endpoints_secret else []
-            if row.webhook_endpoints_old_secret and (row.webhook_endpoints_old_secret_until or 0.0) > now:
-                secrets.append(row.webhook_endpoints_old_secret)
+            secrets += [secret for secret, until in row.webhook_endpoints_old_secrets or () if until > tx.now()]
             messages.append(
                 Message(
                     id=row.outbox_id,
                     job_id=row.outbox_job_id,
                     endpoint_id=row.outbox_endpoint_id,
                     url=row.outbox_url or row.webhook_endpoints_url,
+                    receiver=row.outbox_receiver,
                     type=row.outbox_type,
                     payload=row.outbox_payload,
                     attempts=row.outbox_attempts,
+                    uncounted=row.outbox_uncounted,
                     secrets=secrets,
                     created_at=row.outbox_created_at,
                 )
@@ -172,7 +206,8 @@ def settle(
 ) -> bool:
     """Log a try at a message and say what follows: delivered (no error), another try in `retry_in_s`, or dead.
 
-    `disables` is the reason to send nothing more to its endpoint. Returns whether the message was still this worker's.
+    `disables` is the reason to send nothing more to its endpoint; that every try has failed for DISABLE_AFTER_S is one
+    too. Returns whether the message was still this worker's.
     """
     state = "delivered" if error is None else "dead" if retry_in_s is None else "pending"
     with db.write() as tx:
@@ -212,7 +247,21 @@ def _note_health(tx: Transaction, endpoint_id: str, *, is_failing: bool, disable
     """Note on an endpoint since when it has been failing, and why it gets nothing more."""
     table = webhook_endpoints
     now = tx.now()
-    values: dict[str, object] = {"failing_since": sa.func.coalesce(table.c.failing_since, now) if is_failing else None}
+    if not is_failing:
+        tx.conn.execute(table.update().where(table.c.id == endpoint_id).values(failing_since=None))
+        return
+    since = tx.conn.scalar(
+        table.update()
+        .where(table.c.id == endpoint_id)
+        .values(failing_since=sa.func.coalesce(table.c.failing_since, now))
+        .returning(table.c.failing_since)
+    )
+    if disables is None and since is not None and since <= now - DISABLE_AFTER_S:
+        disables = f"every message has failed for {DISABLE_AFTER_S / 86400:g} days"
     if disables is not None:
-        values.update(is_enabled=False, disabled_reason=disables, updated_at=now)
-    tx.conn.execute(table.update().where(table.c.id == endpoint_id).values(**values))
+        tx.conn.execute(
+            table.update()
+            .where(table.c.id == endpoint_id, table.c.is_enabled)
+            .values(is_enabled=False, disabled_reason=disables, updated_at=now)
+        )
+        logger.warning("webhook endpoint %s: disabled, %s", endpoint_id, disables)

@@ -4,6 +4,7 @@ Owners take turns, so a job waits for its owner's jobs before it and for as many
 from the predictions on the rows and from what running jobs say; they are shared among the pool's living workers.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -27,42 +28,55 @@ class Place:
     wait_s: float | None
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Sum:
-    """Jobs, and the seconds of those of them that are predicted."""
+    """Jobs, and the seconds of those of them that are predicted; a database's sum of nothing is None."""
 
     jobs: int = 0
     predicted: int = 0
-    seconds: float = 0.0
+    seconds: float | None = 0.0
 
-    def add(self, jobs: int, predicted: int, seconds: float | None) -> None:
-        self.jobs += jobs
-        self.predicted += predicted
-        self.seconds += seconds or 0.0
+    def plus(self, other: "_Sum") -> "_Sum":
+        """Add up two."""
+        return _Sum(
+            self.jobs + other.jobs, self.predicted + other.predicted, (self.seconds or 0.0) + (other.seconds or 0.0)
+        )
 
     @property
     def mean_s(self) -> float | None:
         """Seconds a job."""
-        return self.seconds / self.predicted if self.predicted else None
+        return (self.seconds or 0.0) / self.predicted if self.predicted else None
 
 
 def place_of(tx: Transaction, job: Job) -> Place | None:
     """Find the place of a job: 0 is next; None if it does not wait."""
-    if job.status is not Status.QUEUED:
-        return None
-    is_before = sa.or_(
-        jobs.c.priority > job.priority,
-        sa.and_(
-            jobs.c.priority == job.priority,
-            sa.tuple_(jobs.c.created_at, jobs.c.id) < sa.tuple_(sa.literal(job.created_at), sa.literal(job.id)),
-        ),
-    )
-    return _find(tx, job.pool, job.owner_key_id or "", is_before)
+    return places_of(tx, [job]).get(job.id)
+
+
+def places_of(tx: Transaction, page: Sequence[Job]) -> dict[str, Place]:
+    """Find the places of those jobs of a page that wait: each queue is read once, from each job on to the next."""
+    waiting = [job for job in page if job.status is Status.QUEUED]
+    queues = {pool: _read_queue(tx, pool) for pool in {job.pool for job in waiting}}
+    found: dict[str, Place] = {}
+    before: Job | None = None
+    ahead = _Sum()
+    for job in sorted(waiting, key=lambda job: (job.pool, _owner(job), -job.priority, job.created_at, job.id)):
+        if before is not None and _rank(before) == _rank(job):
+            between = (jobs.c.priority == job.priority, _place(before) <= _PLACE, _place(job) > _PLACE)
+            ahead = ahead.plus(_sum_of(tx, job.pool, _owner(job), *between))
+        else:
+            is_earlier = sa.and_(jobs.c.priority == job.priority, _place(job) > _PLACE)
+            ahead = _sum_of(tx, job.pool, _owner(job), sa.or_(jobs.c.priority > job.priority, is_earlier))
+        before = job
+        found[job.id] = queues[job.pool].place(_owner(job), ahead)
+    return found
 
 
 def place_of_next(tx: Transaction, pool: str, owner_key_id: str | None, priority: int) -> Place:
     """Find the place that a job would have if its owner submitted it now."""
-    return _find(tx, pool, owner_key_id or "", jobs.c.priority >= priority)
+    mine = owner_key_id or ""
+    ahead = _sum_of(tx, pool, mine, jobs.c.priority >= priority)
+    return _read_queue(tx, pool).place(mine, ahead)
 
 
 def live_workers(tx: Transaction, pool: str) -> int:
@@ -71,53 +85,88 @@ def live_workers(tx: Transaction, pool: str) -> int:
     return max(1, tx.conn.scalar(sa.select(sa.func.count(models.c.worker.distinct())).where(seen)) or 0)
 
 
-def _find(tx: Transaction, pool: str, mine: str, is_before: sa.ColumnElement[bool]) -> Place:
+@dataclass(frozen=True)
+class _Queue:
+    """A pool's queue as a whole: what each owner has in it, in the order of their turns, and what runs."""
+
+    owners: dict[str, _Sum]
+    order: list[str]
+    whole: _Sum
+    running: _Sum
+    remaining_s: float
+    num_workers: int
+
+    def place(self, mine: str, own: _Sum) -> Place:
+        """Give the place of a job that has `own` of its owner's before it.
+
+        Owners take turns: each other one is served as often as this owner before this job, once more if it is nearer
+        to its turn.
+        """
+        ahead = own
+        is_nearer = True
+        for key in self.order:
+            if key == mine:
+                is_nearer = False
+            elif (other := self.owners.get(key)) is not None:
+                count = min(other.jobs, own.jobs + is_nearer)
+                known = other.mean_s is not None
+                ahead = ahead.plus(_Sum(count, count if known else 0, count * (other.mean_s or 0.0)))
+        waiting = self.owners[mine].jobs if mine in self.owners else 0
+        return Place(ahead=ahead.jobs, waiting=waiting, wait_s=self._wait_s(ahead))
+
+    def _wait_s(self, ahead: _Sum) -> float | None:
+        """Add what runs to what is ahead; a job of which nothing is known counts as the pool's mean."""
+        mean_s = self.whole.mean_s if self.whole.mean_s is not None else self.running.mean_s
+        unknown = ahead.jobs - ahead.predicted
+        if unknown and mean_s is None:
+            return None
+        return (self.remaining_s + (ahead.seconds or 0.0) + unknown * (mean_s or 0.0)) / self.num_workers
+
+
+def _read_queue(tx: Transaction, pool: str) -> _Queue:
     in_queue = sa.and_(jobs.c.pool == pool, jobs.c.status == Status.QUEUED)
-    predicted = jobs.c.predicted_gpu_seconds
-    figures = (sa.func.count(), sa.func.count(predicted), sa.func.sum(predicted))
-    ahead = _Sum()
-    ahead.add(*tx.conn.execute(sa.select(*figures).where(in_queue, jobs.c.queue_key == mine, is_before)).one())
     owners: dict[str, _Sum] = {}
     whole = _Sum()
-    for key, *row in tx.conn.execute(sa.select(jobs.c.queue_key, *figures).where(in_queue).group_by(jobs.c.queue_key)):
-        owners[key] = _Sum()
-        owners[key].add(*row)
-        whole.add(*row)
-    order = [
-        key
-        for (key,) in tx.conn.execute(
-            sa.text("SELECT queue_key FROM turns WHERE pool = :pool ORDER BY turn, queue_key"), {"pool": pool}
-        )
-    ]
-    # owners take turns: each other one is served as often as this owner before this job, once more if it is
-    # nearer to its turn
-    num_mine = ahead.jobs
-    is_nearer = True
-    for key in order:
-        if key == mine:
-            is_nearer = False
-        elif (other := owners.get(key)) is not None:
-            count = min(other.jobs, num_mine + is_nearer)
-            known = other.mean_s is not None
-            ahead.add(count, count if known else 0, count * (other.mean_s or 0.0))
-    waiting = owners[mine].jobs if mine in owners else 0
-    return Place(ahead=ahead.jobs, waiting=waiting, wait_s=_wait_s(tx, pool, ahead, whole))
-
-
-def _wait_s(tx: Transaction, pool: str, ahead: _Sum, whole: _Sum) -> float | None:
-    """Add what runs to what is ahead; a job of which nothing is known counts as the pool's mean."""
+    for key, *figures in tx.conn.execute(
+        sa.select(jobs.c.queue_key, *_FIGURES).where(in_queue).group_by(jobs.c.queue_key)
+    ):
+        owners[key] = _Sum().plus(_Sum(*figures))
+        whole = whole.plus(owners[key])
+    order = tx.conn.scalars(
+        sa.text("SELECT queue_key FROM turns WHERE pool = :pool ORDER BY turn, queue_key"), {"pool": pool}
+    )
     running = _Sum()
     remaining_s = 0.0
     now = tx.now()
     query = sa.select(jobs.c.predicted_gpu_seconds, jobs.c.eta_s, jobs.c.started_at)
     for row in tx.conn.execute(query.where(jobs.c.pool == pool, jobs.c.status == Status.IN_PROGRESS)):
-        running.add(1, int(row.predicted_gpu_seconds is not None), row.predicted_gpu_seconds)
+        running = running.plus(_Sum(1, int(row.predicted_gpu_seconds is not None), row.predicted_gpu_seconds))
         if row.eta_s is not None:
             remaining_s += row.eta_s
         elif row.predicted_gpu_seconds is not None:
             remaining_s += max(0.0, row.predicted_gpu_seconds - (now - (row.started_at or now)))
-    mean_s = whole.mean_s if whole.mean_s is not None else running.mean_s
-    unknown = ahead.jobs - ahead.predicted
-    if unknown and mean_s is None:
-        return None
-    return (remaining_s + ahead.seconds + unknown * (mean_s or 0.0)) / live_workers(tx, pool)
+    return _Queue(owners, list(order), whole, running, remaining_s, live_workers(tx, pool))
+
+
+def _sum_of(tx: Transaction, pool: str, mine: str, *which: sa.ColumnElement[bool]) -> _Sum:
+    """Sum up those jobs of an owner that wait."""
+    waits = (jobs.c.pool == pool, jobs.c.status == Status.QUEUED, jobs.c.queue_key == mine)
+    row = tx.conn.execute(sa.select(*_FIGURES).where(*waits, *which)).one()
+    return _Sum().plus(_Sum(*row))
+
+
+def _owner(job: Job) -> str:
+    return job.owner_key_id or ""
+
+
+def _rank(job: Job) -> tuple[str, str, int]:
+    return job.pool, _owner(job), job.priority
+
+
+def _place(job: Job) -> sa.Tuple:
+    return sa.tuple_(sa.literal(job.created_at), sa.literal(job.id))
+
+
+_PLACE = sa.tuple_(jobs.c.created_at, jobs.c.id)
+# a sum's three, as the database gives them
+_FIGURES = (sa.func.count(), sa.func.count(jobs.c.predicted_gpu_seconds), sa.func.sum(jobs.c.predicted_gpu_seconds))

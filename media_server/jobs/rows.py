@@ -8,11 +8,11 @@ from sqlalchemy.engine import RowMapping
 
 from media_server.errors import NotFound
 from media_server.ids import new_id
-from media_server.jobs import events
+from media_server.jobs import events, idempotency
 from media_server.jobs.database import Transaction
 from media_server.jobs.spec import Job, JobSpec
 from media_server.jobs.states import Status
-from media_server.jobs.tables import jobs, prompts
+from media_server.jobs.tables import job_metadata, jobs, prompts
 
 # the pool of films: no worker serves it, their transactions move them
 FILMS_POOL = "films"
@@ -20,7 +20,10 @@ _OWN_COLUMNS = {"queue_key"}
 
 
 def insert(tx: Transaction, spec: JobSpec) -> Job:
-    """Write a job, its prompts and its first event; its pool's doorbell rings after the commit."""
+    """Write a job, its prompts and its first event; its pool's doorbell rings after the commit.
+
+    Raises StillAccepting if the job's idempotency key is held for another request by now.
+    """
     id = spec.id or new_id(spec.kind)
     root_id = spec.root_id or spec.parent_id or id
     now = tx.now()
@@ -53,6 +56,13 @@ def insert(tx: Transaction, spec: JobSpec) -> Job:
     }
     queue_key = spec.owner_key_id or ""
     tx.conn.execute(jobs.insert().values(**values, queue_key=queue_key))
+    if spec.metadata:
+        tx.conn.execute(
+            job_metadata.insert(),
+            [{"job_id": id, "key": key, "value": value, "created_at": now} for key, value in spec.metadata.items()],
+        )
+    if spec.idempotency_key is not None:
+        idempotency.bind(tx, spec.idempotency_key, made_id=id)
     if spec.prompts:
         tx.conn.execute(
             prompts.insert(), [{"job_id": id, "field": field, "text": text} for field, text in spec.prompts.items()]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from media_server.jobs.idempotency import HeldKey
 from media_server.jobs.states import Status
 
 JobKind = Literal["video", "film", "storyboard", "join"]
@@ -39,6 +40,8 @@ class JobSpec:
     # None where nothing is known
     predicted_gpu_seconds: float | None = None
     predicted_peak_memory_bytes: int | None = None
+    # bound by the transaction that writes the job
+    idempotency_key: HeldKey | None = None
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,34 @@
-"""What the API does to jobs: submit, read, list, cancel, delete."""
+"""What the API does to jobs: submit, read, cancel, delete; lists and places in queues stand beside it."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 import sqlalchemy as sa
 
 from media_server import films
-from media_server.errors import Conflict, InvalidRequest
+from media_server.errors import Conflict
 from media_server.jobs.database import Database, Transaction
-from media_server.jobs.place import Place, place_of
+from media_server.jobs.lists import MAX_PAGE, list_jobs
+from media_server.jobs.place import Place, place_of, places_of
 from media_server.jobs.rows import insert, load, select
-from media_server.jobs.spec import ArtifactRecord, Job, JobSpec, Page
-from media_server.jobs.states import Status
+from media_server.jobs.spec import ArtifactRecord, Job, JobSpec
 from media_server.jobs.tables import artifacts, garbage, jobs
 from media_server.jobs.transitions import discard, erase
 
-MAX_PAGE = 1000
+__all__ = [
+    "MAX_PAGE",
+    "artifacts_of",
+    "delete",
+    "due_garbage",
+    "find_place",
+    "find_places",
+    "forget_garbage",
+    "get",
+    "list_jobs",
+    "put_off_garbage",
+    "request_cancel",
+    "submit",
+    "submit_in",
+]
 
 
 def submit(db: Database, spec: JobSpec) -> Job:
@@ -33,56 +46,6 @@ def get(db: Database, id: str) -> Job:
     """Read a job. Raises NotFound if there is none, or if it is deleted."""
     with db.read() as tx:
         return load(tx, id)
-
-
-def list_jobs(
-    db: Database,
-    *,
-    kinds: Sequence[str] | None = None,
-    status: Status | None = None,
-    parent_id: str | None = None,
-    after: str | None = None,
-    before: str | None = None,
-    limit: int = 20,
-    order: Literal["asc", "desc"] = "desc",
-    owner_key_id: str | None = None,
-) -> Page:
-    """List jobs by creation, newest first unless `order` says otherwise.
-
-    `after` and `before` are ids of jobs that the page follows or precedes in that order; with `before` alone it is
-    the page right before it. `owner_key_id` None lists everybody's. Raises InvalidRequest if a cursor is unknown.
-    """
-    if not 1 <= limit <= MAX_PAGE:
-        rule = f"from 1 to {MAX_PAGE}"
-        raise InvalidRequest(f"limit: {rule}, got {limit}.", param="limit", rule=rule, value=limit)
-    query = sa.select(jobs).where(jobs.c.deleted_at.is_(None))
-    if kinds is not None:
-        query = query.where(jobs.c.kind.in_(kinds))
-    if status is not None:
-        query = query.where(jobs.c.status == status)
-    if parent_id is not None:
-        query = query.where(jobs.c.parent_id == parent_id)
-    if owner_key_id is not None:
-        query = query.where(jobs.c.owner_key_id == owner_key_id)
-    place = sa.tuple_(jobs.c.created_at, jobs.c.id)
-    is_newest_first = order == "desc"
-    is_backwards = before is not None and after is None
-    with db.read() as tx:
-        for param, id in (("after", after), ("before", before)):
-            if id is None:
-                continue
-            cursor = tx.conn.execute(sa.select(jobs.c.created_at, jobs.c.id).where(jobs.c.id == id)).first()
-            if cursor is None:
-                raise InvalidRequest(f"{param}: no job has the id {id!r}.", param=param, rule="a job's id", value=id)
-            bound = sa.tuple_(sa.literal(cursor.created_at), sa.literal(cursor.id))
-            query = query.where(place < bound if (param == "after") == is_newest_first else place > bound)
-        if is_newest_first != is_backwards:
-            query = query.order_by(jobs.c.created_at.desc(), jobs.c.id.desc())
-        else:
-            query = query.order_by(jobs.c.created_at, jobs.c.id)
-        found = select(tx, query.limit(limit + 1))
-    page = found[:limit]
-    return Page(data=page[::-1] if is_backwards else page, has_more=len(found) > limit)
 
 
 def request_cancel(db: Database, id: str) -> Job:
@@ -123,6 +86,12 @@ def find_place(db: Database, id: str) -> Place | None:
     """Find a job's place in its queue; None if it does not wait. Raises NotFound."""
     with db.read() as tx:
         return place_of(tx, load(tx, id))
+
+
+def find_places(db: Database, page: Sequence[Job]) -> dict[str, Place]:
+    """Find the places of those jobs of a page that wait."""
+    with db.read() as tx:
+        return places_of(tx, page)
 
 
 def artifacts_of(db: Database, id: str) -> list[ArtifactRecord]:

@@ -1,39 +1,54 @@
 """Every table of the service, for SQLite and PostgreSQL.
 
 Times are float unix seconds by the database's clock. JSON holds parameters and results, never prompts: those stand
-in `prompts`, which can be erased alone. `migrations/` makes these tables; a test holds the two together.
+in `prompts`, which can be erased alone. Those of webhooks stand in `webhook_tables.py`. `migrations/` makes these
+tables; a test holds the two together.
 """
 
 from sqlalchemy import (
-    JSON,
     BigInteger,
-    Boolean,
     Column,
     Double,
     ForeignKey,
     Index,
     Integer,
-    MetaData,
     String,
     Table,
     Text,
     UniqueConstraint,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
 
-metadata = MetaData(
-    naming_convention={
-        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
-        "pk": "pk_%(table_name)s",
-    }
-)
+from media_server.jobs.schema import Json, Serial, metadata
+from media_server.jobs.webhook_tables import deliveries, outbox, webhook_endpoints
 
-# SQLite numbers rows by itself only where the type is exactly INTEGER
-Serial = BigInteger().with_variant(Integer, "sqlite")
-Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+__all__ = [
+    "api_keys",
+    "artifacts",
+    "attempts",
+    "checkpoints",
+    "deliveries",
+    "events",
+    "garbage",
+    "idempotency_keys",
+    "job_metadata",
+    "jobs",
+    "list_index",
+    "metadata",
+    "models",
+    "outbox",
+    "prompts",
+    "turns",
+    "usage",
+    "webhook_endpoints",
+]
+
+
+def list_index(name: str, *columns: str) -> Index:
+    """Make an index that a list reads in its order, of the jobs that are not deleted."""
+    is_kept = text("deleted_at IS NULL")
+    return Index(name, *columns, "created_at", "id", sqlite_where=is_kept, postgresql_where=is_kept)
+
 
 jobs = Table(
     "jobs",
@@ -90,13 +105,30 @@ jobs = Table(
     Index("ix_jobs_lease", "status", "lease_until"),
     Index("ix_jobs_doorbell", "status", "pool", "doorbell_at"),
     Index("ix_jobs_lease_owner", "lease_owner"),
-    # lists, newest first
-    Index("ix_jobs_created", "created_at", "id"),
-    Index("ix_jobs_kind", "kind", "created_at", "id"),
-    Index("ix_jobs_owner", "owner_key_id", "created_at", "id"),
+    # lists, by creation: what a list asks to be equal, then its order; without the rows of deleted jobs
+    list_index("ix_jobs_created"),
+    list_index("ix_jobs_kind", "kind"),
+    list_index("ix_jobs_status", "status"),
+    list_index("ix_jobs_kind_status", "kind", "status"),
+    list_index("ix_jobs_model", "model"),
+    list_index("ix_jobs_owner", "owner_key_id"),
+    list_index("ix_jobs_owner_kind", "owner_key_id", "kind"),
+    list_index("ix_jobs_owner_status", "owner_key_id", "status"),
     Index("ix_jobs_parent", "parent_id", "created_at", "id"),
     Index("ix_jobs_root", "root_id"),
     Index("ix_jobs_expires", "expires_at"),
+)
+
+# a job's metadata once more, for lists that ask for it
+job_metadata = Table(
+    "job_metadata",
+    metadata,
+    Column("job_id", String, ForeignKey("jobs.id"), primary_key=True),
+    Column("key", String, primary_key=True),
+    Column("value", Text, nullable=False),
+    # the job's own, so that the index has a list's order
+    Column("created_at", Double, nullable=False),
+    Index("ix_job_metadata_pair", "key", "value", "created_at", "job_id"),
 )
 
 # whose turn it is in a pool: owners are served in the order of the number of their last claim
@@ -185,70 +217,6 @@ prompts = Table(
     Column("text", Text, nullable=False),
 )
 
-webhook_endpoints = Table(
-    "webhook_endpoints",
-    metadata,
-    Column("id", String, primary_key=True),
-    Column("owner_key_id", String),
-    Column("name", String, nullable=False),
-    Column("url", Text, nullable=False),
-    Column("event_types", Json, nullable=False),
-    Column("secret", Text, nullable=False),
-    # the secret before the last rotation, valid until then
-    Column("old_secret", Text),
-    Column("old_secret_until", Double),
-    Column("is_enabled", Boolean, nullable=False),
-    Column("disabled_reason", Text),
-    Column("failing_since", Double),
-    Column("created_at", Double, nullable=False),
-    Column("updated_at", Double, nullable=False),
-    Index("ix_webhook_endpoints_owner", "owner_key_id"),
-)
-
-# one message to one receiver; written by the transaction that ended the job
-outbox = Table(
-    "outbox",
-    metadata,
-    # evt_…, the webhook-id that receivers remember
-    Column("id", String, primary_key=True),
-    Column("event_seq", BigInteger, nullable=False),
-    Column("job_id", String, ForeignKey("jobs.id"), nullable=False),
-    Column("owner_key_id", String),
-    # a managed endpoint, or the URL that the request named
-    Column("endpoint_id", String, ForeignKey("webhook_endpoints.id", ondelete="CASCADE")),
-    Column("url", Text),
-    Column("type", String, nullable=False),
-    # the exact bytes that are signed and sent, each time the same
-    Column("payload", Text, nullable=False),
-    # pending, delivered, dead
-    Column("state", String, nullable=False),
-    Column("attempts", Integer, nullable=False),
-    Column("next_at", Double),
-    Column("lease_until", Double),
-    Column("lease_owner", String),
-    Column("created_at", Double, nullable=False),
-    Column("settled_at", Double),
-    UniqueConstraint("event_seq", "endpoint_id"),
-    Index("ix_outbox_due", "state", "next_at"),
-    Index("ix_outbox_job", "job_id"),
-    Index("ix_outbox_endpoint", "endpoint_id", "created_at"),
-)
-
-# the log: each try at an outbox row
-deliveries = Table(
-    "deliveries",
-    metadata,
-    Column("id", Serial, primary_key=True, autoincrement=True),
-    Column("outbox_id", String, ForeignKey("outbox.id", ondelete="CASCADE"), nullable=False),
-    Column("number", Integer, nullable=False),
-    Column("started_at", Double, nullable=False),
-    Column("duration_s", Double, nullable=False),
-    Column("status_code", Integer),
-    Column("error", Text),
-    UniqueConstraint("outbox_id", "number"),
-    sqlite_autoincrement=True,
-)
-
 idempotency_keys = Table(
     "idempotency_keys",
     metadata,
@@ -256,12 +224,16 @@ idempotency_keys = Table(
     Column("key", String, primary_key=True),
     # method, path and body, hashed: another request under the same key is refused
     Column("request_sha256", String, nullable=False),
-    Column("job_id", String),
+    # who is accepting the first request; lets the key go when it has not been renewed for a while
+    Column("holder", String, nullable=False),
+    # the job, or the webhook endpoint, that the first request made
+    Column("made_id", String),
     # None while the first request is being accepted
     Column("status_code", Integer),
     Column("response", Text),
     Column("created_at", Double, nullable=False),
     Column("expires_at", Double, nullable=False),
+    Index("ix_idempotency_keys_made", "made_id"),
     Index("ix_idempotency_keys_expires", "expires_at"),
 )
 

@@ -10,13 +10,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from media_server.errors import JobError
-from media_server.jobs import outbox
+from media_server.jobs import idempotency, outbox
 from media_server.jobs.database import Transaction
 from media_server.jobs.events import append
 from media_server.jobs.rows import load
 from media_server.jobs.spec import Job
 from media_server.jobs.states import ACTIVE, Status, check_move
-from media_server.jobs.tables import attempts, checkpoints, events, garbage, idempotency_keys, jobs, prompts
+from media_server.jobs.tables import attempts, checkpoints, events, garbage, job_metadata, jobs, prompts
 
 # a worker that lost its lease may still write for a moment: it learns of it with its next beat
 STRAGGLER_S = 30.0
@@ -143,7 +143,8 @@ def erase(tx: Transaction, job: Job) -> None:
     The ledger's label stays with it; the URL of a message that is still to be delivered goes when that is settled.
     """
     tx.conn.execute(prompts.delete().where(prompts.c.job_id == job.id))
-    tx.conn.execute(idempotency_keys.delete().where(idempotency_keys.c.job_id == job.id))
+    idempotency.erase_answers(tx, job.id)
+    tx.conn.execute(job_metadata.delete().where(job_metadata.c.job_id == job.id))
     tx.conn.execute(
         jobs.update()
         .where(jobs.c.id == job.id)

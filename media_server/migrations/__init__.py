@@ -31,7 +31,7 @@ def upgrade(conn: Connection) -> None:
 
 def check_revision(conn: Connection) -> None:
     """Raise SchemaVersionError unless the database is of this release's revision."""
-    current, head = _current(conn), _head()
+    current, head = _current(conn), head_revision()
     if current != head:
         raise SchemaVersionError(f"The database is of revision {current}, this release needs {head}.")
 
@@ -44,7 +44,8 @@ def _config() -> Config:
 
 
 @cache
-def _head() -> str | None:
+def head_revision() -> str | None:
+    """Name the revision that this release needs."""
     return ScriptDirectory.from_config(_config()).get_current_head()
 
 

@@ -12,15 +12,18 @@ from media_server.admission import Limits
 from media_server.auth import Caller, Owner
 from media_server.errors import NotFound
 from media_server.films import submit_film
+from media_server.http_acceptance import Taking, accepting, answer_again, answer_created
 from media_server.http_body import read_body
 from media_server.http_content import CONTENT_RESPONSES, remove, send_artifact
 from media_server.http_context import request_context
 from media_server.http_fetch import check_url
+from media_server.http_lists import METADATA_PARAMETER, Listing
 from media_server.http_openapi import body_of, errors
 from media_server.http_requests import ID_PATTERN, FilmBody, parse_body
 from media_server.http_views import film_object, list_page, poll_after_ms
 from media_server.jobs import store
 from media_server.jobs.database import Database
+from media_server.jobs.idempotency import KeptAnswer
 from media_server.jobs.spec import Job
 from media_server.jobs.states import Status
 from media_server.models.registry import get_card
@@ -37,52 +40,56 @@ _MAX_CHILDREN = 1000
     "",
     response_model=objects.Film,
     summary="Create a film",
-    responses=errors(404, 429),
+    responses=errors(404, 409, 422, 429),
     openapi_extra=body_of(FilmBody),
 )
-async def create_film(request: Request, response: Response, owner: Owner) -> objects.Film:
+async def create_film(request: Request, owner: Owner, asked: Taking) -> Response:
     """Queue a film. `/v1/jobs/{id}/events` tells how it goes: its storyboard as it is written, its shots, joining."""
     db: Database = request.app.state.db
     settings: Settings = request.app.state.settings
-    async with read_body(request, max_part_bytes=_MAX_PART_BYTES) as values:
+    async with (
+        read_body(request, max_part_bytes=_MAX_PART_BYTES) as values,
+        accepting(request, owner, asked, values) as key,
+    ):
+        if isinstance(key, KeptAnswer):
+            return await answer_again(request, owner, key, _describe, asked)
         body = parse_body(FilmBody, values)
-    if body.webhook_url is not None:
-        check_url(body.webhook_url, param="webhook_url", allow_private=settings.allow_private_urls)
+        if body.webhook_url is not None:
+            check_url(body.webhook_url, param="webhook_url", allow_private=settings.allow_private_urls)
 
-    def submit() -> Job:
-        # an engine by URL knows its models itself
-        if body.text_model is not None and settings.engine_url is None:
-            _check_text_model(db, body.text_model)
-        return submit_film(
-            db,
-            body,
-            get_card(db, body.model, "video"),
-            limits=Limits.of(settings),
-            shot_retries=settings.shot_retries,
-            max_attempts=settings.max_attempts,
-            owner_key_id=owner.owner_key_id,
-            traceparent=request_context(request).traceparent,
-            retention_s=settings.retention_s,
-        )
+        def submit() -> Job:
+            # an engine by URL knows its models itself
+            if body.text_model is not None and settings.engine_url is None:
+                _check_text_model(db, body.text_model)
+            return submit_film(
+                db,
+                body,
+                get_card(db, body.model, "video"),
+                limits=Limits.of(settings),
+                shot_retries=settings.shot_retries,
+                max_attempts=settings.max_attempts,
+                owner_key_id=owner.owner_key_id,
+                traceparent=request_context(request).traceparent,
+                retention_s=settings.retention_s,
+                idempotency_key=key,
+            )
 
-    return await _answer(db, await run_in_threadpool(submit), response)
+        film = await run_in_threadpool(submit)
+    return await answer_created(request, film, _describe, asked, key)
 
 
-@router.get("", response_model=objects.ListPage[objects.Film], summary="List films")
-async def list_films(
-    request: Request,
-    owner: Owner,
-    after: Annotated[str | None, Query(pattern=ID_PATTERN, description="The last id of the page before.")] = None,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    order: Annotated[Literal["asc", "desc"], Query(description="By the time of creation.")] = "desc",
-) -> dict[str, object]:
+@router.get(
+    "",
+    response_model=objects.ListPage[objects.Film],
+    summary="List films",
+    openapi_extra=METADATA_PARAMETER,
+)
+async def list_films(request: Request, owner: Owner, asked: Listing) -> dict[str, object]:
     """List the caller's films, newest first, without their children."""
     db: Database = request.app.state.db
 
     def read() -> dict[str, object]:
-        page = store.list_jobs(
-            db, kinds=["film"], after=after, limit=limit, order=order, owner_key_id=owner.owner_key_id
-        )
+        page = store.list_jobs(db, **asked.of("film"), owner_key_id=owner.owner_key_id)
         return list_page([film_object(db, job, []) for job in page.data], page.has_more)
 
     return await run_in_threadpool(read)
@@ -169,4 +176,8 @@ def _storyboard_of(db: Database, film: Job) -> Job:
 
 async def _answer(db: Database, film: Job, response: Response) -> objects.Film:
     response.headers["openai-poll-after-ms"] = poll_after_ms(film.status, film.eta_s)
-    return await run_in_threadpool(lambda: film_object(db, film, _children(db, film)))
+    return await run_in_threadpool(_describe, db, film)
+
+
+def _describe(db: Database, film: Job) -> objects.Film:
+    return film_object(db, film, _children(db, film))

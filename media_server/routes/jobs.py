@@ -11,13 +11,13 @@ from media_server import http_objects as objects
 from media_server.auth import Caller, Owner
 from media_server.errors import InvalidRequest
 from media_server.http_events import is_last, job_events, read_events
+from media_server.http_lists import METADATA_PARAMETER, Listing
 from media_server.http_openapi import errors
 from media_server.http_requests import ID_PATTERN
-from media_server.http_views import job_object, list_page
+from media_server.http_views import job_object, list_page, page_places
 from media_server.jobs import store
 from media_server.jobs.database import Database
 from media_server.jobs.spec import Job
-from media_server.jobs.states import Status
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -25,34 +25,21 @@ JobId = Annotated[str, Path(pattern=ID_PATTERN, description="The id of a job of 
 Kind = Literal["video", "film", "storyboard", "join"]
 
 
-@router.get("", response_model=objects.ListPage[objects.Job], summary="List jobs")
+@router.get("", response_model=objects.ListPage[objects.Job], summary="List jobs", openapi_extra=METADATA_PARAMETER)
 async def list_jobs(
     request: Request,
     owner: Owner,
+    asked: Listing,
     kind: Annotated[list[Kind] | None, Query(description="Only these kinds.")] = None,
-    status: Annotated[Status | None, Query(description="Only in this state.")] = None,
     parent_id: Annotated[str | None, Query(pattern=ID_PATTERN, description="Only the children of this job.")] = None,
-    after: Annotated[str | None, Query(pattern=ID_PATTERN, description="The last id of the page before.")] = None,
-    before: Annotated[str | None, Query(pattern=ID_PATTERN, description="The first id of the page after.")] = None,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    order: Annotated[Literal["asc", "desc"], Query(description="By the time of creation.")] = "desc",
 ) -> dict[str, object]:
     """List the caller's jobs of every kind, newest first."""
     db: Database = request.app.state.db
 
     def read() -> dict[str, object]:
-        page = store.list_jobs(
-            db,
-            kinds=kind,
-            status=status,
-            parent_id=parent_id,
-            after=after,
-            before=before,
-            limit=limit,
-            order=order,
-            owner_key_id=owner.owner_key_id,
-        )
-        return list_page([job_object(db, job) for job in page.data], page.has_more)
+        page = store.list_jobs(db, **asked.of(*(kind or ()), parent_id=parent_id), owner_key_id=owner.owner_key_id)
+        places = page_places(db, page.data)
+        return list_page([job_object(db, job, places) for job in page.data], page.has_more)
 
     return await run_in_threadpool(read)
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query
@@ -11,35 +12,39 @@ from fastapi.sse import format_sse_event
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from media_server import http_objects as objects
 from media_server.admission import Limits, admit_text
 from media_server.auth import Caller, Owner
 from media_server.errors import InvalidRequest, NotFound
 from media_server.films import MAX_FILM_SECONDS, MAX_IDEA_CHARS, MAX_SHOTS
+from media_server.http_acceptance import Taking, accepting, answer_again, answer_created, kept_job
 from media_server.http_body import parse_json
 from media_server.http_content import CONTENT_RESPONSES, remove, send_artifact
 from media_server.http_context import request_context
 from media_server.http_events import EventFeed, is_last, read_events
 from media_server.http_fetch import check_url
+from media_server.http_lists import METADATA_PARAMETER, Listing
 from media_server.http_openapi import errors
 from media_server.http_requests import Label, Metadata, Priority, Seed, WebhookUrl, parse_body
-from media_server.http_views import list_page, poll_after_ms, progress_fields
+from media_server.http_views import Places, list_page, page_places, poll_after_ms, progress_fields
 from media_server.jobs import store
 from media_server.jobs.database import Database
+from media_server.jobs.idempotency import KeptAnswer
 from media_server.jobs.spec import Job, JobSpec
 from media_server.jobs.states import Status
 from media_server.models.card import VideoCard
 from media_server.models.clip import MAX_SEED, check_characters, check_metadata
 from media_server.models.registry import get_card
 from media_server.settings import Settings
-from media_server.text.openapi import json_body, stream_response
+from media_server.text.openapi import json_body
 from media_server.text.sse import HEADERS, MEDIA_TYPE
 
 router = APIRouter(prefix="/v1/storyboards", tags=["storyboards"])
 
 TEXT_POOL = "text"
+_LOCATION = "/v1/storyboards/"
 _FALLBACK_S = 2.0
 _HEARTBEAT_S = 15.0
 
@@ -95,12 +100,17 @@ class Storyboard(objects.Progress):
     response_model=Storyboard,
     summary="Create a storyboard",
     responses={
-        **stream_response("With `stream`: events storyboard.created, storyboard.delta, storyboard.completed."),
-        **errors(404, 429),
+        200: {
+            "model": Storyboard,
+            "description": "With `Prefer: wait`: the storyboard, which has ended. With `stream`: events "
+            "storyboard.created, storyboard.delta, storyboard.completed.",
+            "content": {MEDIA_TYPE: {"schema": {"type": "string"}}},
+        },
+        **errors(404, 409, 422, 429),
     },
     openapi_extra=json_body(StoryboardRequest),
 )
-async def create_storyboard(request: Request, owner: Owner) -> Response:
+async def create_storyboard(request: Request, owner: Owner, asked: Taking) -> Response:
     """Queue a storyboard; with `stream`, answer with its text as it is written and the storyboard at the end.
 
     A stream's ids are those of /v1/jobs/{id}/events, where it can be taken up again; a client that leaves leaves a
@@ -108,43 +118,42 @@ async def create_storyboard(request: Request, owner: Owner) -> Response:
     """
     db: Database = request.app.state.db
     settings: Settings = request.app.state.settings
-    body = parse_body(StoryboardRequest, parse_json(await request.body()))
-    if body.webhook_url is not None:
-        check_url(body.webhook_url, param="webhook_url", allow_private=settings.allow_private_urls)
+    values = parse_json(await request.body())
+    async with accepting(request, owner, asked, values, status=202) as key:
+        body = parse_body(StoryboardRequest, values)
+        if isinstance(key, KeptAnswer):
+            if body.stream:
+                return _stream_of(request, await run_in_threadpool(kept_job, db, owner, key))
+            return await answer_again(request, owner, key, storyboard_object, asked, location=_LOCATION)
+        if body.webhook_url is not None:
+            check_url(body.webhook_url, param="webhook_url", allow_private=settings.allow_private_urls)
 
-    def submit() -> Job:
-        if body.model is not None and settings.engine_url is None:
-            get_card(db, body.model, "text")
-        spec = _spec(body, get_card(db, body.video_model, "video"), request, owner, settings)
-        with db.write() as tx:
-            tx.lock(f"admission:{spec.pool}")
-            admit_text(tx, Limits.of(settings), spec.pool, owner_key_id=spec.owner_key_id, priority=spec.priority)
-            return store.submit_in(tx, spec)
+        def submit() -> Job:
+            if body.model is not None and settings.engine_url is None:
+                get_card(db, body.model, "text")
+            spec = _spec(body, get_card(db, body.video_model, "video"), request, owner, settings)
+            with db.write() as tx:
+                tx.lock(f"admission:{spec.pool}")
+                admit_text(tx, Limits.of(settings), spec.pool, owner_key_id=spec.owner_key_id, priority=spec.priority)
+                return store.submit_in(tx, replace(spec, idempotency_key=key))
 
-    job = await run_in_threadpool(submit)
+        job = await run_in_threadpool(submit)
     if body.stream:
-        return StreamingResponse(_stream(db, request.app.state.event_feed, job), headers=HEADERS, media_type=MEDIA_TYPE)
-    made = await run_in_threadpool(storyboard_object, db, job)
-    headers = {"openai-poll-after-ms": poll_after_ms(job.status, job.eta_s), "location": f"/v1/storyboards/{job.id}"}
-    return JSONResponse(made.model_dump(mode="json"), status_code=202, headers=headers)
+        return _stream_of(request, job)
+    return await answer_created(request, job, storyboard_object, asked, key, status=202, location=_LOCATION)
 
 
-@router.get("", response_model=objects.ListPage[Storyboard], summary="List storyboards")
-async def list_storyboards(
-    request: Request,
-    owner: Owner,
-    after: Annotated[str | None, Query(max_length=80, description="The last id of the page before.")] = None,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    order: Annotated[Literal["asc", "desc"], Query(description="By the time of creation.")] = "desc",
-) -> dict[str, object]:
+@router.get(
+    "", response_model=objects.ListPage[Storyboard], summary="List storyboards", openapi_extra=METADATA_PARAMETER
+)
+async def list_storyboards(request: Request, owner: Owner, asked: Listing) -> dict[str, object]:
     """List the caller's storyboards, those of films among them."""
     db: Database = request.app.state.db
 
     def read() -> dict[str, object]:
-        page = store.list_jobs(
-            db, kinds=["storyboard"], after=after, limit=limit, order=order, owner_key_id=owner.owner_key_id
-        )
-        return list_page([storyboard_object(db, job) for job in page.data], page.has_more)
+        page = store.list_jobs(db, **asked.of("storyboard"), owner_key_id=owner.owner_key_id)
+        places = page_places(db, page.data)
+        return list_page([storyboard_object(db, job, places) for job in page.data], page.has_more)
 
     return await run_in_threadpool(read)
 
@@ -209,7 +218,7 @@ async def storyboard_content(
     return await send_artifact(request, job, "storyboard", is_download=download)
 
 
-def storyboard_object(db: Database, job: Job) -> Storyboard:
+def storyboard_object(db: Database, job: Job, places: Places | None = None) -> Storyboard:
     """Describe a storyboard."""
     params = job.params
     return Storyboard(
@@ -227,7 +236,7 @@ def storyboard_object(db: Database, job: Job) -> Storyboard:
         parent_id=job.parent_id,
         storyboard=(job.result or {}).get("storyboard"),
         content_url=f"/v1/storyboards/{job.id}/content" if job.status is Status.COMPLETED else None,
-        **progress_fields(db, job),
+        **progress_fields(db, job, places),
     )
 
 
@@ -310,6 +319,11 @@ async def _stream(db: Database, feed: EventFeed, job: Job) -> AsyncIterator[byte
                 if loop.time() - sent_at >= _HEARTBEAT_S:
                     sent_at = loop.time()
                     yield format_sse_event(comment="heartbeat")
+
+
+def _stream_of(request: Request, job: Job) -> StreamingResponse:
+    stream = _stream(request.app.state.db, request.app.state.event_feed, job)
+    return StreamingResponse(stream, headers=HEADERS, media_type=MEDIA_TYPE)
 
 
 def _is_gone(db: Database, job: Job) -> bool:

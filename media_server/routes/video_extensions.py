@@ -21,6 +21,7 @@ from media_server import http_objects as objects
 from media_server.artifacts.probe import ClipInfo, probe_clip
 from media_server.auth import Caller, Owner
 from media_server.errors import InvalidRequest, NotFound
+from media_server.http_acceptance import Taking, accepting, answer_again, answer_created
 from media_server.http_body import read_body
 from media_server.http_clips import (
     CONTENT_TYPES,
@@ -35,10 +36,12 @@ from media_server.http_clips import (
 from media_server.http_errors import ProblemResponse
 from media_server.http_openapi import body_of, errors
 from media_server.http_requests import ID_PATTERN, ExtensionRequest, parse_body, take_files
+from media_server.http_views import video_object
 from media_server.jobs.database import Database
+from media_server.jobs.idempotency import KeptAnswer
 from media_server.models.card import VideoCard
 from media_server.models.registry import ClipRequest, get_card, parse_clip_request
-from media_server.routes.videos import MAX_PART_BYTES, answer, clip_fields, extras_of
+from media_server.routes.videos import MAX_PART_BYTES, clip_fields, extras_of
 
 router = APIRouter(prefix="/v1/videos", tags=["videos"])
 
@@ -47,10 +50,10 @@ router = APIRouter(prefix="/v1/videos", tags=["videos"])
     "/extensions",
     response_model=objects.Video,
     summary="Extend a clip",
-    responses=errors(404, 409, 429),
+    responses=errors(404, 409, 422, 429),
     openapi_extra=body_of(ExtensionRequest, files=("video",)),
 )
-async def extend_video(request: Request, response: Response, owner: Owner) -> objects.Video:
+async def extend_video(request: Request, owner: Owner, asked: Taking) -> Response:
     """Continue a clip, made here or uploaded, for `seconds` more; the file that comes out begins with it.
 
     Its size and frame rate are the clip's own, and must be ones that the model takes. A clip made here keeps its model
@@ -58,24 +61,30 @@ async def extend_video(request: Request, response: Response, owner: Owner) -> ob
     """
     db: Database = request.app.state.db
     # the clip lies in a temporary file until the job has a copy
-    async with read_body(request, max_part_bytes=MAX_PART_BYTES) as values:
+    async with (
+        read_body(request, max_part_bytes=MAX_PART_BYTES) as values,
+        accepting(request, owner, asked, values) as key,
+    ):
+        if isinstance(key, KeptAnswer):
+            return await answer_again(request, owner, key, video_object, asked)
         upload = take_files(values, "video").get("video")
         body = parse_body(ExtensionRequest, values)
         with ExitStack() as stack:
             opening = partial(_open_source, request, owner, body, upload, stack)
             source = await to_thread.run_sync(opening, limiter=request.app.state.decoders)
             card = await run_in_threadpool(get_card, db, source.model or body.model, "video")
-            asked = body.model_dump(include=set(ClipRequest.model_fields), exclude={"model"}, exclude_none=True)
-            clip = parse_clip_request({**source.fields, **asked})
+            named = body.model_dump(include=set(ClipRequest.model_fields), exclude={"model"}, exclude_none=True)
+            clip = parse_clip_request({**source.fields, **named})
             _check_length(source.info, clip, card)
             suffix = source.info.suffix
             inputs = Inputs(files={"video": InputFile(suffix, CONTENT_TYPES[suffix], source.path)})
             params = {"source": {"id": source.clip_id, "num_frames": source.info.num_frames}}
+            extras = extras_of(body, params=params, idempotency_key=key)
             try:
-                job = await submit_clip(request, owner, card, clip, inputs, extras_of(body, params=params))
+                job = await submit_clip(request, owner, card, clip, inputs, extras)
             except InvalidRequest as error:
                 raise _of_the_clip(error) from error
-    return await answer(db, job, response)
+    return await answer_created(request, job, video_object, asked, key)
 
 
 # a route that always refuses has no other answer to declare

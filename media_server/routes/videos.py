@@ -10,14 +10,17 @@ from starlette.requests import Request
 
 from media_server import http_objects as objects
 from media_server.auth import Caller, Owner
+from media_server.http_acceptance import Taking, accepting, answer_again, answer_created
 from media_server.http_body import read_body
 from media_server.http_clips import Extras, InputName, Inputs, input_files, ready_clip, submit_clip
 from media_server.http_content import CONTENT_RESPONSES, remove, send_artifact
+from media_server.http_lists import METADATA_PARAMETER, Listing
 from media_server.http_openapi import body_of, errors
 from media_server.http_requests import ID_PATTERN, RemixRequest, VideoRequest, parse_body, take_files
-from media_server.http_views import list_page, poll_after_ms, video_object
+from media_server.http_views import list_page, page_places, poll_after_ms, video_object
 from media_server.jobs import store
 from media_server.jobs.database import Database
+from media_server.jobs.idempotency import KeptAnswer
 from media_server.jobs.spec import Job
 from media_server.models.registry import ClipRequest, get_card, parse_clip_request
 
@@ -35,13 +38,18 @@ _INPUT_FIELDS: Mapping[str, InputName] = {"input_reference": "first_frame", "las
     "",
     response_model=objects.Video,
     summary="Create a clip",
-    responses=errors(404, 409, 429),
+    responses=errors(404, 409, 422, 429),
     openapi_extra=body_of(VideoRequest, files=("input_reference", "last_frame")),
 )
-async def create_video(request: Request, response: Response, owner: Owner) -> objects.Video:
+async def create_video(request: Request, owner: Owner, asked: Taking) -> Response:
     """Queue a clip. The answer comes at once; `GET /v1/videos/{id}` or `/v1/jobs/{id}/events` tell how it goes."""
     db: Database = request.app.state.db
-    async with read_body(request, max_part_bytes=MAX_PART_BYTES) as values:
+    async with (
+        read_body(request, max_part_bytes=MAX_PART_BYTES) as values,
+        accepting(request, owner, asked, values) as key,
+    ):
+        if isinstance(key, KeptAnswer):
+            return await answer_again(request, owner, key, video_object, asked)
         uploads = take_files(values, *_INPUT_FIELDS)
         body = parse_body(VideoRequest, values)
         card = await run_in_threadpool(get_card, db, body.model, "video")
@@ -53,26 +61,24 @@ async def create_video(request: Request, response: Response, owner: Owner) -> ob
                 if (reference := getattr(body, name)) is not None
             },
         )
-        job = await submit_clip(request, owner, card, clip_request(body), inputs, extras_of(body))
-    return await answer(db, job, response)
+        job = await submit_clip(request, owner, card, clip_request(body), inputs, extras_of(body, idempotency_key=key))
+    return await answer_created(request, job, video_object, asked, key)
 
 
-@router.get("", response_model=objects.ListPage[objects.Video], summary="List clips")
-async def list_videos(
-    request: Request,
-    owner: Owner,
-    after: Annotated[str | None, Query(pattern=ID_PATTERN, description="The last id of the page before.")] = None,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    order: Annotated[Literal["asc", "desc"], Query(description="By the time of creation.")] = "desc",
-) -> dict[str, object]:
+@router.get(
+    "",
+    response_model=objects.ListPage[objects.Video],
+    summary="List clips",
+    openapi_extra=METADATA_PARAMETER,
+)
+async def list_videos(request: Request, owner: Owner, asked: Listing) -> dict[str, object]:
     """List the caller's clips, newest first; the shots of films are among them."""
     db: Database = request.app.state.db
 
     def read() -> dict[str, object]:
-        page = store.list_jobs(
-            db, kinds=["video"], after=after, limit=limit, order=order, owner_key_id=owner.owner_key_id
-        )
-        return list_page([video_object(db, job) for job in page.data], page.has_more)
+        page = store.list_jobs(db, **asked.of("video"), owner_key_id=owner.owner_key_id)
+        places = page_places(db, page.data)
+        return list_page([video_object(db, job, places) for job in page.data], page.has_more)
 
     return await run_in_threadpool(read)
 
@@ -140,22 +146,28 @@ async def video_spritesheet(request: Request, owner: Owner, video_id: VideoId) -
     "/{video_id}/remix",
     response_model=objects.Video,
     summary="Remix a clip",
-    responses=errors(404, 409, 429),
+    responses=errors(404, 409, 422, 429),
     openapi_extra=body_of(RemixRequest),
 )
-async def remix_video(request: Request, response: Response, owner: Owner, video_id: VideoId) -> objects.Video:
+async def remix_video(request: Request, owner: Owner, asked: Taking, video_id: VideoId) -> Response:
     """Make a completed clip again with another prompt; all else, the seed too, stays unless named."""
     db: Database = request.app.state.db
-    async with read_body(request, max_part_bytes=MAX_PART_BYTES) as values:
+    async with (
+        read_body(request, max_part_bytes=MAX_PART_BYTES) as values,
+        accepting(request, owner, asked, values) as key,
+    ):
+        if isinstance(key, KeptAnswer):
+            return await answer_again(request, owner, key, video_object, asked)
         body = parse_body(RemixRequest, values)
-    source = await run_in_threadpool(ready_clip, db, video_id, owner, param="video_id")
-    card = await run_in_threadpool(get_card, db, source.model, "video")
-    clip = parse_clip_request({**clip_fields(source), **body.model_dump(include=_REMIX_FIELDS, exclude_none=True)})
-    inputs = Inputs(files=await run_in_threadpool(input_files, request.app.state.artifacts, source))
-    # of an extension, the clip that it continues is among the inputs
-    kept = {name: source.params[name] for name in ("source",) if name in source.params}
-    extras = extras_of(body, remixed_from_id=source.id, params=kept)
-    return await answer(db, await submit_clip(request, owner, card, clip, inputs, extras), response)
+        source = await run_in_threadpool(ready_clip, db, video_id, owner, param="video_id")
+        card = await run_in_threadpool(get_card, db, source.model, "video")
+        clip = parse_clip_request({**clip_fields(source), **body.model_dump(include=_REMIX_FIELDS, exclude_none=True)})
+        inputs = Inputs(files=await run_in_threadpool(input_files, request.app.state.artifacts, source))
+        # of an extension, the clip that it continues is among the inputs
+        kept = {name: source.params[name] for name in ("source",) if name in source.params}
+        extras = extras_of(body, remixed_from_id=source.id, params=kept, idempotency_key=key)
+        job = await submit_clip(request, owner, card, clip, inputs, extras)
+    return await answer_created(request, job, video_object, asked, key)
 
 
 def owned_video(db: Database, video_id: str, owner: Caller) -> Job:

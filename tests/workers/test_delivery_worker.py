@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from standardwebhooks.webhooks import Webhook
 
+from media_server.http_fetch import resolve
 from media_server.jobs import store
 from media_server.jobs.claims import claim_next, complete
 from media_server.jobs.database import Database, migrate, open_database
@@ -103,6 +105,7 @@ def add_endpoint(db: Database, url: str) -> str:
                 url=url,
                 event_types=["video.completed"],
                 secret=secret,
+                old_secrets=[],
                 is_enabled=True,
                 created_at=0.0,
                 updated_at=0.0,
@@ -238,8 +241,63 @@ def test_a_receiver_gets_its_share_and_the_queue_behind_it_is_reached(db: Databa
         finish_job(db, "http://two.test/a")
     first = claim_due(db, WORKER, lease_s=60, limit=8, per_receiver=4)
     assert [message.url for message in first] == ["http://one.test/a"] * 4 + ["http://two.test/a"] * 2
-    assert claim_due(db, WORKER, lease_s=60, limit=8, busy={"http://one.test": 4}, per_receiver=4) == []
-    assert len(claim_due(db, WORKER, lease_s=60, limit=8, busy={"http://one.test": 3}, per_receiver=4)) == 1
+    assert claim_due(db, WORKER, lease_s=60, limit=8, busy={"http://one.test:80": 4}, per_receiver=4) == []
+    assert len(claim_due(db, WORKER, lease_s=60, limit=8, busy={"http://one.test:80": 3}, per_receiver=4)) == 1
+
+
+def test_however_many_wait_for_one_receiver_the_others_are_found(db: Database) -> None:
+    for number in range(30):
+        # each its own URL, as programs that wait for one answer have them; a host's case and default port are no other
+        finish_job(db, f"https://{'ONE' if number % 2 else 'one'}.test{':443' if number % 3 else ''}/{number}")
+    finish_job(db, "https://one.test.example/a")
+    first = claim_due(db, WORKER, lease_s=60, limit=16, per_receiver=4)
+    assert [message.receiver for message in first] == ["https://one.test:443"] * 4 + ["https://one.test.example:443"]
+    # a name that begins with a busy one's is another's
+    finish_job(db, "https://one.test.example/b")
+    (other,) = claim_due(db, WORKER, lease_s=60, limit=16, busy={"https://one.test:443": 4}, per_receiver=4)
+    assert other.url == "https://one.test.example/b"
+
+
+def test_a_dead_name_server_holds_up_nobody_else(
+    settings: Settings, db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More look-ups hang than the pool has threads in which the store is asked."""
+    release = threading.Event()
+
+    def hang(url: str, **more: Any) -> Any:
+        if "dead" in url:
+            release.wait(30)
+        return resolve(url, **more)
+
+    monkeypatch.setattr("media_server.webhooks.sending.resolve", hang)
+    with receiver(lambda: (200, {})) as quick:
+        for number in range(48):
+            finish_job(db, f"http://dead-{number % 12}.test/a")
+        for _ in range(4):
+            finish_job(db, quick.url)
+
+        def is_done() -> bool:
+            if states(db).count("delivered") < 4:
+                return False
+            # the worker ends once its look-ups have
+            release.set()
+            return True
+
+        try:
+            deliver_until(settings, db, is_done, 20)
+        finally:
+            release.set()
+        assert len(quick.got) == 4
+
+
+@pytest.mark.parametrize("url", ["https://one.test:99999/", "https://one]test/", "https://[one/", "nonsense", ""])
+def test_a_url_that_is_none_keeps_no_job_from_ending_and_no_other_message(
+    settings: Settings, db: Database, url: str
+) -> None:
+    with receiver(lambda: (200, {})) as hook:
+        finish_job(db, url)
+        finish_job(db, hook.url)
+        deliver_until(settings, db, lambda: states(db).count("delivered") == 1)
 
 
 def test_only_who_took_a_message_may_settle_it(db: Database) -> None:

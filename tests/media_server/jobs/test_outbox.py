@@ -22,6 +22,7 @@ def _endpoint(db: Database, id: str, owner: str | None = None, **members: object
         "url": f"https://{id}.example.org",
         "event_types": ["video.completed"],
         "secret": f"whsec_{id}",
+        "old_secrets": [],
         "is_enabled": True,
         "created_at": 0.0,
         "updated_at": 0.0,
@@ -78,7 +79,7 @@ def test_a_message_says_what_openai_says(db: Database) -> None:
 
 
 def test_a_message_is_taken_once_and_tried_until_it_is_settled(db: Database) -> None:
-    _endpoint(db, "mine", old_secret="whsec_old", old_secret_until=4e9)
+    _endpoint(db, "mine", old_secrets=[["whsec_old", 4e9], ["whsec_older", 1.0]])
     _run(db)
     (message,) = outbox.claim_due(db, "d1", lease_s=60.0)
     assert message.secrets == ["whsec_mine", "whsec_old"]

@@ -187,6 +187,11 @@ def test_queue_position_is_the_number_of_claims_before_it(db: Database, seed: in
         claims.claim_next(db, "video", "w", 20.0)
     waiting = [job.id for job in store.list_jobs(db, status=Status.QUEUED, limit=100).data]
     promised = {id: place.ahead for id in waiting if (place := store.find_place(db, id)) is not None}
+    # a page is looked for in one go, in whatever order it is
+    page = [store.get(db, id) for id in sorted(waiting, key=hash)]
+    assert {id: place.ahead for id, place in store.find_places(db, page).items()} == promised
+    for job in page:
+        assert store.find_places(db, page)[job.id] == store.find_place(db, job.id)
     taken = []
     while (claim := claims.claim_next(db, "video", "w", 20.0)) is not None:
         taken.append(claim.job.id)

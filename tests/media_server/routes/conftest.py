@@ -12,6 +12,8 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+import uvicorn
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from PIL import Image
 
@@ -236,6 +238,26 @@ def service(settings: Settings, migrated: Path, clip_bytes: bytes) -> Iterator[S
     with TestClient(create_app(settings), base_url="http://127.0.0.1:8000", raise_server_exceptions=False) as http:
         yield Service(settings, http, db, artifacts, worker)
     db.close()
+
+
+@pytest.fixture
+def app(service: Service) -> FastAPI:
+    """The application once more, to be served on a port."""
+    return create_app(service.settings)
+
+
+@pytest.fixture
+def live(app: FastAPI) -> Iterator[str]:
+    """The application behind uvicorn on a free loopback port; gives its address."""
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", access_log=False))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        thread.join(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
 
 
 @pytest.fixture

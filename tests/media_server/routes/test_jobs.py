@@ -54,6 +54,38 @@ def test_jobs_of_every_kind_are_listed_and_found_by_id(service: Any) -> None:
     assert service.http.get("/v1/jobs", params={"status": "queued"}).json()["data"] == []
 
 
+def test_lists_are_filtered_alike(service: Any) -> None:
+    made = [_video(service, metadata={"scene": str(number), "take": "1"}) for number in range(3)]
+    film = service.http.post("/v1/films", json={"idea": "a", "metadata": {"scene": "1"}}).json()["id"]
+    board = service.http.post("/v1/storyboards", json={"idea": "a", "metadata": {"scene": "1"}}).json()["id"]
+
+    def ids(path: str, **query: Any) -> list[str]:
+        answer = service.http.get(f"/v1/{path}", params=query)
+        assert answer.status_code == 200, answer.text
+        return [job["id"] for job in answer.json()["data"]]
+
+    scene = {"metadata[scene]": "1"}
+    assert ids("videos", **scene) == [made[1]]
+    assert ids("films", **scene) == [film]
+    assert ids("storyboards", **scene) == [board]
+    assert ids("jobs", **scene) == [board, film, made[1]]
+    assert ids("jobs", **scene, **{"metadata[take]": "1"}) == [made[1]]
+    assert ids("jobs", **scene, kind="film", status="queued", model="tiny-wan") == [film]
+    assert ids("videos", model="none") == ids("videos", status="failed") == []
+    created_at = service.http.get(f"/v1/jobs/{made[0]}").json()["created_at"]
+    assert ids("videos", created_from=created_at - 1, order="asc", limit=1) == [made[0]]
+    assert ids("videos", created_before=created_at - 1) == []
+    assert ids("videos", before=made[0]) == made[:0:-1]
+    # places in the queue are a job's own, in a list too
+    places = [video["queue_position"] for video in service.http.get("/v1/videos").json()["data"]]
+    assert places == [2, 1, 0]
+    for bad in ("metadata=1", "metadata[=1", "metadata[]=1", "metadata[a]=1&metadata[a]=2", "metadata[a]=%00"):
+        answer = service.http.get(f"/v1/jobs?{bad}")
+        assert (answer.status_code, answer.json()["param"]) == (400, "metadata"), bad
+    for bad in ("status=done", "created_from=x", "model=" + "x" * 201):
+        assert service.http.get(f"/v1/films?{bad}").status_code == 400, bad
+
+
 def test_a_queued_job_is_cancelled_at_once_and_a_running_one_when_its_worker_says_so(service: Any) -> None:
     queued, running = _video(service), _video(service, priority=1)
     claim = service.worker.claim("video")

@@ -49,7 +49,19 @@ def test_answers_hold_to_the_document(service: Any, document: dict[str, Any]) ->
     video = service.completed_video()
     film = service.http.post("/v1/films", json={"idea": "a", "seconds": 2, "shots": 1}).json()
     service.worker.run_all()
+    hook = {"name": "n", "url": "https://example.com/hook", "event_types": ["*"]}
+    made = service.http.post("/v1/webhook_endpoints", json=hook).json()
+    _check(document, "WebhookEndpointWithSecret", made)
+    service.http.post("/v1/videos", json={"prompt": "a", "webhook_url": "https://example.com/hook"})
+    service.worker.run_all()
+    delivery = service.http.get("/v1/webhook_deliveries").json()["data"][0]["id"]
     for path, name in (
+        ("/v1/webhook_event_types", "EventTypeList"),
+        ("/v1/webhook_endpoints", "ListPage_WebhookEndpoint_"),
+        (f"/v1/webhook_endpoints/{made['id']}", "WebhookEndpoint"),
+        ("/v1/webhook_deliveries", "ListPage_WebhookDelivery_"),
+        (f"/v1/webhook_deliveries/{delivery}", "WebhookDelivery"),
+        ("/v1/videos?metadata[a]=b&metadata[a]=c", "Problem"),
         (f"/v1/videos/{video['id']}", "Video"),
         ("/v1/videos", "ListPage_Video_"),
         (f"/v1/films/{film['id']}", "Film"),
@@ -76,6 +88,20 @@ def test_requests_of_the_document_are_taken(service: Any, document: dict[str, An
         for example in document["components"]["schemas"][name]["examples"]:
             body = {key: value for key, value in example.items() if key != "input_reference"}
             assert service.http.post(path, json=body).status_code == 200
+    for example in document["components"]["schemas"]["EndpointBody"]["examples"]:
+        assert service.http.post("/v1/webhook_endpoints", json=example).status_code == 200
+
+
+def test_what_creates_takes_a_key_and_a_preference(document: dict[str, Any]) -> None:
+    """Every POST that creates declares both headers and their refusals; lists of jobs declare their filters."""
+    creating = ("videos", "videos/extensions", "videos/{video_id}/remix", "films", "storyboards", "webhook_endpoints")
+    for path in creating:
+        operation = document["paths"][f"/v1/{path}"]["post"]
+        assert {"idempotency-key", "prefer"} <= {item["name"] for item in operation["parameters"]}, path
+        assert {"409", "422"} <= set(operation["responses"]), path
+    filters = {"status", "model", "created_from", "created_before", "metadata", "after", "before", "limit", "order"}
+    for path in ("videos", "films", "storyboards", "jobs"):
+        assert filters <= {item["name"] for item in document["paths"][f"/v1/{path}"]["get"]["parameters"]}
 
 
 def test_the_front_imports_no_torch() -> None:
