@@ -4,7 +4,6 @@ A request passes: error of last resort, request context, body limit, routing wit
 coroutines; whatever blocks (the store, files, decoding) runs in the thread pool.
 """
 
-import logging
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
 
 from media_server.artifacts.store import open_artifacts
-from media_server.auth import identify, is_loopback
+from media_server.auth import identify
 from media_server.http_context import RequestContextMiddleware
 from media_server.http_errors import install_error_handlers
 from media_server.http_events import EventFeed
@@ -48,8 +47,6 @@ MAX_DECODERS = 2
 # webhook tests that wait for their receivers at a time
 MAX_WEBHOOK_TESTS = 8
 
-logger = logging.getLogger(__name__)
-
 
 def create_app(settings: Settings) -> FastAPI:
     """Build the application; what it needs is opened when it starts and closed when it stops."""
@@ -65,8 +62,6 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.event_feed = EventFeed(app.state.db)
         app.state.decoders = CapacityLimiter(MAX_DECODERS)
         app.state.webhook_tests = Sender(allow_private=settings.allow_private_urls, max_at_once=MAX_WEBHOOK_TESTS)
-        if not is_loopback(settings.host):
-            logger.warning("listening on %s without keys: whoever reaches this address may use it", settings.host)
         try:
             yield
         finally:

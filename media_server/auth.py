@@ -1,21 +1,25 @@
-"""Who is asking, and whether a browser was tricked into asking for somebody else.
+"""Who is asking, what they may do, and whether a browser was tricked into asking for somebody else.
 
-Keys are not issued yet: every caller is the anonymous owner, and the service listens on loopback unless told otherwise.
-`Owner` is the dependency of every route, and each id, list and stream is looked up for it, so that keys come in here.
+Once a key was made, every request needs one: `read` to look, `submit` to make, cancel and delete, `admin` for what is
+everybody's. Without any key the service is this machine's alone: it listens on loopback, and whoever reaches it there
+may do everything. `Owner` is the dependency of every route, and each id, list and stream is looked up for it.
 A page of any site can post a form to 127.0.0.1, and browsers say so in `Origin`; or it can point a name of its own
 here, and browsers say so in `Host`. Both are refused.
 """
 
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 from urllib.parse import urlsplit
 
 from fastapi import Depends
 from starlette.requests import Request
 
-from media_server.errors import Forbidden, NotFound
+from media_server.errors import ConfigurationError, Forbidden, NotFound, Unauthorized
+from media_server.jobs.database import Database
 from media_server.jobs.spec import Job, JobKind
+from media_server.keys import SCOPES, Scope, find_key, has_keys, has_valid_keys
+from media_server.limits import Limits
 from media_server.settings import Settings
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -23,16 +27,32 @@ _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 @dataclass(frozen=True)
 class Caller:
-    """The owner of what a request makes, and of what it may see; no id is the anonymous owner."""
+    """The owner of what a request makes, and of what it may see; no id is whoever uses a service without keys."""
 
     owner_key_id: str | None = None
+    scopes: frozenset[Scope] = frozenset(SCOPES)
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether what is everybody's is this caller's too."""
+        return "admin" in self.scopes
+
+    @property
+    def list_owner(self) -> str | None:
+        """Whose things a list shows; None is everybody's."""
+        return None if self.is_admin else self.owner_key_id
+
+    def may_see(self, owner_key_id: str | None) -> bool:
+        """Whether what belongs to this owner exists for the caller."""
+        return self.is_admin or owner_key_id == self.owner_key_id
 
     def check(self, job: Job, *, kind: JobKind | None = None) -> Job:
         """Give the job back if it is this caller's, and of that kind.
 
         Raises NotFound otherwise: what belongs to others does not exist.
         """
-        if job.owner_key_id != self.owner_key_id or kind not in (None, job.kind):
+        if not self.may_see(job.owner_key_id) or kind not in (None, job.kind):
             raise NotFound(f"No {kind or 'job'} has the id {job.id!r}.", param="id", value=job.id)
         return job
 
@@ -40,10 +60,70 @@ class Caller:
 def identify(request: Request) -> Caller:
     """Find out who is asking.
 
-    Raises Forbidden if a page of another origin sends a request that changes something, or reaches a service on
-    loopback by a name that is not its own.
+    Raises Unauthorized without a valid key where one is needed, and Forbidden if the key's scopes do not reach so far,
+    if a page of another origin sends a request that changes something, or reaches a service on loopback by a name that
+    is not its own.
     """
     settings: Settings = request.app.state.settings
+    _check_origin(request, settings)
+    caller = _authenticate(request, settings)
+    needed: Scope = "read" if request.method in _SAFE_METHODS else "submit"
+    if not caller.is_admin and needed not in caller.scopes:
+        raise _out_of_scope(needed)
+    request.state.caller = caller
+    return caller
+
+
+Owner = Annotated[Caller, Depends(identify)]
+
+
+def refuse_open_address(settings: Settings, db: Database) -> None:
+    """Raise ConfigurationError if the service would listen to other machines without a key that opens it."""
+    if is_loopback(settings.host) or has_valid_keys(db):
+        return
+    raise ConfigurationError(
+        f"Without a valid API key the service listens on loopback only, and {settings.host} is not: make a key first "
+        "with `media-server keys create NAME`, or listen on 127.0.0.1.",
+        param="host",
+        rule="loopback, or a valid key",
+        value=settings.host,
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether a bind address is reachable from this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _authenticate(request: Request, settings: Settings) -> Caller:
+    db: Database = request.app.state.db
+    scheme, _, text = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and (key := find_key(db, text.strip())) is not None:
+        return Caller(key.id, key.scopes, key.limits)
+    # clients that must send something send anything to a service without keys
+    if is_loopback(settings.host) and not has_keys(db):
+        return Caller()
+    if not text:
+        raise Unauthorized(
+            "This service needs an API key: send it as `Authorization: Bearer msk_…`.",
+            code="missing_api_key",
+            param="authorization",
+            rule="a valid API key",
+        )
+    # the key itself goes into no answer and no log
+    raise Unauthorized(
+        "The API key is not valid: it is not known, was revoked, or is past its end.",
+        param="authorization",
+        rule="a valid API key",
+    )
+
+
+def _check_origin(request: Request, settings: Settings) -> None:
     own = urlsplit(settings.url).hostname if settings.url else None
     host = request.url.hostname or ""
     if is_loopback(settings.host) and not is_loopback(host) and host != own:
@@ -61,10 +141,6 @@ def identify(request: Request) -> Caller:
             rule="Origin is this service",
             value=origin[:200],
         )
-    return Caller()
-
-
-Owner = Annotated[Caller, Depends(identify)]
 
 
 def _netloc(url: str) -> str | None:
@@ -75,11 +151,10 @@ def _netloc(url: str) -> str | None:
         return None
 
 
-def is_loopback(host: str) -> bool:
-    """Say whether a bind address is reachable from this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+def _out_of_scope(needed: Scope) -> Forbidden:
+    return Forbidden(
+        f"This key does not have the scope {needed!r}, which this request needs.",
+        code="out_of_scope",
+        param="authorization",
+        rule=f"a key with the scope {needed}",
+    )

@@ -7,6 +7,9 @@ Invariant: a message says which field, which rule and which value, and never an 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, get_args
 
+# the openai package repeats a refused request by itself, but only where that may help soon
+_PATIENCE_S = 60.0
+
 
 class MediaServerError(Exception):
     """Anything that ends a request; the subclasses below carry the HTTP status."""
@@ -66,6 +69,10 @@ class Unauthorized(MediaServerError):
 
     status, type, code, title = 401, "authentication_error", "invalid_api_key", "Unauthorized"
 
+    def headers(self) -> dict[str, str]:
+        """Say how a key is sent (RFC 6750)."""
+        return {"www-authenticate": 'Bearer realm="media-server"'}
+
 
 class Forbidden(MediaServerError):
     """The key is known, its scope does not reach this far."""
@@ -108,17 +115,20 @@ class Unprocessable(MediaServerError):
 
 
 class RateLimited(MediaServerError):
-    """The caller has used its share; `retry_after_s` says when to come back."""
+    """The caller has used its share; `retry_after_s` says when to come back, None that waiting does not help."""
 
     status, type, code, title = 429, "rate_limit_error", "rate_limit_exceeded", "Too many requests"
 
-    def __init__(self, message: str, *, retry_after_s: float, **members: Any) -> None:
+    def __init__(self, message: str, *, retry_after_s: float | None, **members: Any) -> None:
         super().__init__(message, **members)
         self.retry_after_s = retry_after_s
 
     def headers(self) -> dict[str, str]:
-        """Give Retry-After in whole seconds, rounded up."""
-        return {"retry-after": str(max(1, -int(-self.retry_after_s // 1)))}
+        """Give Retry-After in whole seconds, rounded up; the openai package is told not to wait for long ones."""
+        if self.retry_after_s is None:
+            return {"x-should-retry": "false"}
+        wait = {"retry-after": str(max(1, -int(-self.retry_after_s // 1)))}
+        return wait if self.retry_after_s <= _PATIENCE_S else {**wait, "x-should-retry": "false"}
 
 
 class NotReady(MediaServerError):

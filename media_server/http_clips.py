@@ -93,8 +93,8 @@ async def submit_clip(
     """Make the job of a clip.
 
     Raises InvalidRequest, UnsupportedMedia or TooLarge for what the card, the service's limits or an input's rule
-    forbids, RateLimited if the queue is full, NotFound or Conflict for a clip that is referred to and does not exist
-    or is not ready.
+    forbids, RateLimited if the queue is full, RateLimited or Forbidden for what is more than the key may have,
+    NotFound or Conflict for a clip that is referred to and does not exist or is not ready.
     """
     state, settings = request.app.state, request.app.state.settings
     if extras.webhook_url is not None:
@@ -141,6 +141,7 @@ async def submit_clip(
         retention_s=settings.retention_s,
         remixed_from_id=extras.remixed_from_id,
         idempotency_key=extras.idempotency_key,
+        work=params.work,
     )
     job = await run_in_threadpool(_store, state.db, state.artifacts, spec, keys, files, admit)
     logger.info(
@@ -268,15 +269,17 @@ def _store(
     files: Mapping[InputName, InputFile],
     admit: Callable[[Transaction], Cost],
 ) -> Job:
+    input_bytes = 0
     try:
         for name, file in files.items():
             if isinstance(file.content, Path):
-                artifacts.put_file(keys[name], file.content, file.content_type)
+                stored = artifacts.put_file(keys[name], file.content, file.content_type)
             else:
-                artifacts.put_bytes(keys[name], file.content, file.content_type)
+                stored = artifacts.put_bytes(keys[name], file.content, file.content_type)
+            input_bytes += stored.size_bytes
         with db.write() as tx:
             tx.lock(f"admission:{spec.pool}")
-            return store.submit_in(tx, replace(spec, **predictions(admit(tx))))
+            return store.submit_in(tx, replace(spec, input_bytes=input_bytes, **predictions(admit(tx))))
     except BaseException:
         if files:
             artifacts.delete_prefix(f"{spec.id}/")

@@ -8,6 +8,7 @@ from pathlib import Path
 import uvicorn
 
 from media_server.app import create_app
+from media_server.auth import refuse_open_address
 from media_server.jobs.database import migrate, open_database
 from media_server.logging_setup import setup_logging
 from media_server.settings import load_settings
@@ -31,6 +32,7 @@ def main(argv: Sequence[str]) -> int:
         # the supervisor has done this; alone it is ours
         db = open_database(settings.database)
         migrate(db)
+        refuse_open_address(settings, db)
         db.close()
     server = uvicorn.Server(
         uvicorn.Config(

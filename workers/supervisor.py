@@ -25,6 +25,7 @@ from types import FrameType
 
 import httpx
 
+from media_server.auth import refuse_open_address
 from media_server.errors import ConfigurationError
 from media_server.jobs.claims import end_leases
 from media_server.jobs.database import Database, lock_data_dir, migrate, open_database
@@ -64,6 +65,7 @@ def main(argv: Sequence[str]) -> int:
         settings = settings.model_copy(update={"port": listener.getsockname()[1]})
         db = open_database(settings.database, ring=partial(ring, make_celery(settings)))
         migrate(db)
+        refuse_open_address(settings, db)
         supervisor = Supervisor(settings, db, listener)
         # SIGHUP: the terminal that it was started in is closed
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -44,6 +44,7 @@ class FilmRequest(BaseModel):
     webhook_url: str | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] = {}
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    label: Annotated[str, Field(max_length=128)] | None = Field(None, description="Project label of the usage ledger.")
 
 
 def parse_film_request(values: dict[str, Any]) -> FilmRequest:
@@ -68,7 +69,7 @@ def submit_film(
     """Write a film and its first child, the storyboard, in one transaction.
 
     Raises InvalidRequest if the film, or a clip of its size, steps and rate, breaks a rule of the card or a limit of
-    the service; RateLimited if the queue is full.
+    the service; RateLimited if the queue is full, RateLimited or Forbidden if it is more than its key may have.
     """
     if not request.idea.strip():
         refuse("idea", "must not be empty", request.idea)
@@ -137,6 +138,8 @@ def submit_film(
                 retention_s=retention_s,
                 **predictions(cost),
                 idempotency_key=idempotency_key,
+                label=request.label,
+                work=clip.work * num_frames,
             ),
         )
         insert(

@@ -12,14 +12,14 @@ import sqlalchemy as sa
 from media_server import films
 from media_server.errors import JobError
 from media_server.ids import new_id
-from media_server.jobs import events, transitions
+from media_server.jobs import events, ledger, transitions
 from media_server.jobs.database import Database, Transaction
 from media_server.jobs.queue import claim_next, has_attempts
 from media_server.jobs.rows import select
 from media_server.jobs.spec import Beat, Checkpoint, Claim, Job, Result, UsageRecord
 from media_server.jobs.states import Status
 from media_server.jobs.sweep import end_leases, sweep
-from media_server.jobs.tables import artifacts, attempts, jobs, usage
+from media_server.jobs.tables import artifacts, attempts, jobs
 from media_server.jobs.tables import checkpoints as checkpoints_table
 
 __all__ = [
@@ -92,7 +92,8 @@ def complete(db: Database, claim: Claim, result: Result) -> bool:
         if job is None:
             return False
         now = tx.now()
-        total = _spend(tx, job, result.gpu_seconds, result.usage)
+        stored = UsageRecord("storage_bytes", sum(record.size_bytes for record in result.artifacts))
+        total = _spend(tx, job, result.gpu_seconds, [*result.usage, stored])
         for record in result.artifacts:
             tx.conn.execute(
                 artifacts.insert().values(
@@ -210,19 +211,7 @@ def _spend(tx: Transaction, job: Job, gpu_seconds: float | None, further: Sequen
             .where(attempts.c.job_id == job.id, attempts.c.attempt == job.attempt)
             .values(gpu_seconds=gpu_seconds)
         )
-    for entry in entries:
-        tx.conn.execute(
-            usage.insert().values(
-                created_at=tx.now(),
-                owner_key_id=job.owner_key_id,
-                job_id=job.id,
-                root_id=job.root_id,
-                label=job.label,
-                model=job.model,
-                kind=entry.kind,
-                amount=entry.amount,
-            )
-        )
+    ledger.enter(tx, job, entries)
     return total
 
 

@@ -6,11 +6,12 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 
+from media_server import quotas
 from media_server.errors import NotFound
 from media_server.ids import new_id
-from media_server.jobs import events, idempotency
+from media_server.jobs import events, idempotency, ledger
 from media_server.jobs.database import Transaction
-from media_server.jobs.spec import Job, JobSpec
+from media_server.jobs.spec import Job, JobSpec, UsageRecord
 from media_server.jobs.states import Status
 from media_server.jobs.tables import job_metadata, jobs, prompts
 
@@ -22,12 +23,14 @@ _OWN_COLUMNS = {"queue_key"}
 def insert(tx: Transaction, spec: JobSpec) -> Job:
     """Write a job, its prompts and its first event; its pool's doorbell rings after the commit.
 
-    Raises StillAccepting if the job's idempotency key is held for another request by now.
+    Raises StillAccepting if the job's idempotency key is held for another request by now, RateLimited or Forbidden if
+    the caller's key may not have it now.
     """
     id = spec.id or new_id(spec.kind)
     root_id = spec.root_id or spec.parent_id or id
     now = tx.now()
     tx.lock(root_id)
+    quotas.admit(tx, spec)
     values: dict[str, Any] = {
         "id": id,
         "kind": spec.kind,
@@ -68,6 +71,8 @@ def insert(tx: Transaction, spec: JobSpec) -> Job:
             prompts.insert(), [{"job_id": id, "field": field, "text": text} for field, text in spec.prompts.items()]
         )
     job = load(tx, id)
+    if spec.input_bytes:
+        ledger.enter(tx, job, [UsageRecord("storage_bytes", spec.input_bytes)])
     events.append(tx, job, "job.queued", {"status": job.status})
     if spec.pool != FILMS_POOL:
         _take_place(tx, spec.pool, queue_key)

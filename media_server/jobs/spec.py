@@ -42,6 +42,9 @@ class JobSpec:
     predicted_peak_memory_bytes: int | None = None
     # bound by the transaction that writes the job
     idempotency_key: HeldKey | None = None
+    # what it counts against its key's quotas: denoise steps x pixels x frames, and the bytes of its inputs
+    work: float = 0.0
+    input_bytes: int = 0
 
 
 @dataclass(frozen=True)

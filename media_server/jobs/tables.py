@@ -117,6 +117,10 @@ jobs = Table(
     Index("ix_jobs_parent", "parent_id", "created_at", "id"),
     Index("ix_jobs_root", "root_id"),
     Index("ix_jobs_expires", "expires_at"),
+    # rows of deleted jobs, to be removed for good
+    Index("ix_jobs_deleted", "deleted_at"),
+    # how much of an owner's waits
+    Index("ix_jobs_owner_queue", "queue_key", "status", "pool"),
 )
 
 # a job's metadata once more, for lists that ask for it
@@ -246,13 +250,30 @@ usage = Table(
     # no foreign keys: the ledger outlives the jobs
     Column("job_id", String),
     Column("root_id", String),
+    # which shot of its film the job makes
+    Column("shot", Integer),
     Column("label", String),
     Column("model", String),
     Column("kind", String, nullable=False),
     Column("amount", Double, nullable=False),
     Index("ix_usage_owner", "owner_key_id", "created_at"),
     Index("ix_usage_root", "root_id"),
+    Index("ix_usage_job", "job_id"),
     sqlite_autoincrement=True,
+)
+
+# sums of the ledger that limits are held against, for each key and each of its labels
+tallies = Table(
+    "tallies",
+    metadata,
+    Column("owner_key_id", String, primary_key=True),
+    # a project label; "" for all of the key's
+    Column("label", String, primary_key=True),
+    Column("kind", String, primary_key=True),
+    # a day (2026-11-30), a month (2026-11), or total
+    Column("period", String, primary_key=True),
+    Column("amount", Double, nullable=False),
+    Index("ix_tallies_period", "period"),
 )
 
 api_keys = Table(

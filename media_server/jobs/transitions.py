@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from media_server.errors import JobError
-from media_server.jobs import idempotency, outbox
+from media_server.jobs import idempotency, ledger, outbox
 from media_server.jobs.database import Transaction
 from media_server.jobs.events import append
 from media_server.jobs.rows import load
@@ -138,7 +138,7 @@ def end_attempt(tx: Transaction, job: Job, outcome: str, error: JobError | None 
 
 
 def erase(tx: Transaction, job: Job) -> None:
-    """Remove everything that a caller wrote or a model answered in words; the bare row stays for the ledger.
+    """Remove everything that a caller wrote or a model answered in words; the bare row stays for a while.
 
     The ledger's label stays with it; the URL of a message that is still to be delivered goes when that is settled.
     """
@@ -155,6 +155,7 @@ def erase(tx: Transaction, job: Job) -> None:
     tx.conn.execute(checkpoints.update().where(checkpoints.c.job_id == job.id).values(data={}))
     tx.conn.execute(events.update().where(events.c.job_id == job.id).values(data={}))
     outbox.forget_urls(tx, job.id)
+    ledger.give_up_storage(tx, job)
 
 
 def discard(tx: Transaction, prefix: str, *, delay_s: float = 0.0) -> None:

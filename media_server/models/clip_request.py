@@ -112,6 +112,11 @@ class ClipParams(_Part):
     model_hash: str
     adjusted: list[Adjustment]
 
+    @property
+    def work(self) -> float:
+        """Denoise steps x pixels x frames: what a clip counts against its key's quota."""
+        return float(self.num_inference_steps * self.width * self.height * self.num_frames)
+
     def params(self) -> dict[str, Any]:
         """Give the job's parameters, as JSON and without a word of the caller's."""
         return self.model_dump(mode="json", exclude={"prompt", "negative_prompt", "segment_prompts"})

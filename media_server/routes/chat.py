@@ -138,7 +138,7 @@ async def completion_events(
         )
     client = _client(request)
     reading = await client.resume(completion_id, after)
-    if reading is None or reading.meta.owner_key_id != owner.owner_key_id or not reading.meta.answer["is_resumable"]:
+    if reading is None or not owner.may_see(reading.meta.owner_key_id) or not reading.meta.answer["is_resumable"]:
         raise NotFound(
             f"No stream is kept under the id {completion_id!r}: only requests with resume_s are, for that long.",
             param="completion_id",

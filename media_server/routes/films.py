@@ -89,7 +89,7 @@ async def list_films(request: Request, owner: Owner, asked: Listing) -> dict[str
     db: Database = request.app.state.db
 
     def read() -> dict[str, object]:
-        page = store.list_jobs(db, **asked.of("film"), owner_key_id=owner.owner_key_id)
+        page = store.list_jobs(db, **asked.of("film"), owner_key_id=owner.list_owner)
         return list_page([film_object(db, job, []) for job in page.data], page.has_more)
 
     return await run_in_threadpool(read)

@@ -37,7 +37,7 @@ async def list_jobs(
     db: Database = request.app.state.db
 
     def read() -> dict[str, object]:
-        page = store.list_jobs(db, **asked.of(*(kind or ()), parent_id=parent_id), owner_key_id=owner.owner_key_id)
+        page = store.list_jobs(db, **asked.of(*(kind or ()), parent_id=parent_id), owner_key_id=owner.list_owner)
         places = page_places(db, page.data)
         return list_page([job_object(db, job, places) for job in page.data], page.has_more)
 

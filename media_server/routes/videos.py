@@ -76,7 +76,7 @@ async def list_videos(request: Request, owner: Owner, asked: Listing) -> dict[st
     db: Database = request.app.state.db
 
     def read() -> dict[str, object]:
-        page = store.list_jobs(db, **asked.of("video"), owner_key_id=owner.owner_key_id)
+        page = store.list_jobs(db, **asked.of("video"), owner_key_id=owner.list_owner)
         places = page_places(db, page.data)
         return list_page([video_object(db, job, places) for job in page.data], page.has_more)
 

@@ -147,6 +147,7 @@ def test_completion_publishes_files_usage_and_result(db: Database) -> None:
     assert sorted(tuple(row) for row in rows) == [
         ("owner", "spot", "frames", 33),
         ("owner", "spot", "gpu_seconds", 2.5),
+        ("owner", "spot", "storage_bytes", 7),
     ]
 
 
