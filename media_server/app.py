@@ -1,7 +1,7 @@
 """The HTTP application: what it holds open, in which order a request passes through it, and its routes.
 
-A request passes: error of last resort, request context, body limit, routing with its error handlers, route. Routes are
-coroutines; whatever blocks (the store, files, decoding) runs in the thread pool.
+A request passes: error of last resort, request context, quotas in headers, body limit, routing with its error
+handlers, route. Routes are coroutines; whatever blocks (the store, files, decoding) runs in the thread pool.
 """
 
 import threading
@@ -18,6 +18,7 @@ from fastapi.routing import APIRoute
 
 from media_server.artifacts.store import open_artifacts
 from media_server.auth import identify
+from media_server.http_admission import QuotaHeadersMiddleware, refuse_when_full
 from media_server.http_context import RequestContextMiddleware
 from media_server.http_errors import install_error_handlers
 from media_server.http_events import EventFeed
@@ -33,6 +34,7 @@ from media_server.routes import (
     jobs,
     models,
     storyboards,
+    usage,
     video_extensions,
     videos,
     webhook_deliveries,
@@ -88,6 +90,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(
         BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes, max_upload_bytes=settings.max_upload_bytes
     )
+    app.add_middleware(QuotaHeadersMiddleware)
     app.add_middleware(RequestContextMiddleware)
     app.include_router(health.router)
     for module in (
@@ -98,10 +101,11 @@ def create_app(settings: Settings) -> FastAPI:
         jobs,
         chat,
         storyboards,
+        usage,
         webhook_endpoints,
         webhook_deliveries,
     ):
-        app.include_router(module.router, dependencies=[Depends(identify)])
+        app.include_router(module.router, dependencies=[Depends(identify), Depends(refuse_when_full)])
     describe(app, bodies=[*BODIES, *WEBHOOK_BODIES])
     return app
 

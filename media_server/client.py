@@ -52,6 +52,11 @@ class Client:
         """GET a JSON object; parameters that are None are left out."""
         return self._request("GET", path, params={name: value for name, value in params.items() if value is not None})
 
+    def get_text(self, path: str, **params: Any) -> str:
+        """GET a text; parameters that are None are left out."""
+        given = {name: value for name, value in params.items() if value is not None}
+        return self._answer("GET", path, params=given).text
+
     def post(self, path: str, body: dict[str, Any] | None = None, files: dict[str, Path] | None = None) -> Any:
         """POST a JSON body, or a form if files go with it; fields that are None are left out."""
         fields = {name: value for name, value in (body or {}).items() if value is not None}
@@ -110,14 +115,17 @@ class Client:
             yield chunk
 
     def _request(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
+        answer = self._answer(method, path, **arguments).json()
+        assert isinstance(answer, dict)
+        return answer
+
+    def _answer(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         try:
             response = self._http.request(method, path, **arguments)
         except httpx.TransportError as error:
             raise Unreachable(self.url) from error
         _check(response)
-        answer = response.json()
-        assert isinstance(answer, dict)
-        return answer
+        return response
 
     def _stream(self, method: str, path: str, **arguments: Any) -> Iterator[ServerEvent]:
         timeout = httpx.Timeout(REQUEST_TIMEOUT_S, read=STREAM_TIMEOUT_S)

@@ -229,6 +229,56 @@ class Model(BaseModel):
     card: dict[str, Any] = Field(description="What the service knows of it: rules, defaults, limits, licence.")
 
 
+class UsageLine(BaseModel):
+    """What one group used. Only the columns that were grouped by say something; the others are null."""
+
+    key_id: str | None = None
+    key_name: str | None = None
+    film_id: str | None = None
+    shot: int | None = Field(None, description="From 0, within its film.")
+    label: str | None = None
+    model: str | None = None
+    job_id: str | None = Field(None, description="A job, or a request for text.")
+    gpu_seconds: float
+    prompt_tokens: float
+    completion_tokens: float
+    storage_bytes: int = Field(description="Bytes of files that are kept at the end of the period.")
+
+
+class UsagePage(BaseModel):
+    """Lines of a usage report; the next ones are at `offset` + `limit`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "object": "list",
+                    "data": [
+                        {
+                            "key_id": f"key_{_ID}",
+                            "key_name": "studio",
+                            "film_id": f"film_{_ID}",
+                            "shot": 0,
+                            "label": "spot",
+                            "model": None,
+                            "job_id": None,
+                            "gpu_seconds": 24.5,
+                            "prompt_tokens": 0,
+                            "completion_tokens": 0,
+                            "storage_bytes": 1048576,
+                        }
+                    ],
+                    "has_more": False,
+                }
+            ]
+        }
+    )
+
+    object: Literal["list"] = "list"
+    data: list[UsageLine]
+    has_more: bool
+
+
 class Deleted(BaseModel):
     """What a DELETE answers."""
 

@@ -11,6 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from media_server import http_objects
+from media_server.http_admission import MAKES_JOBS, MAKES_TEXT
 from media_server.http_errors import PROBLEM_TYPE, Problem
 from media_server.http_objects import JobEvent
 from media_server.webhooks import objects as webhook_objects
@@ -27,6 +28,7 @@ TAGS = [
     {"name": "chat", "description": "Text."},
     {"name": "webhooks", "description": "Who is told when a job has ended: OpenAI's endpoints, and the delivery log."},
     {"name": "jobs", "description": "Any job: state, cancelling, events."},
+    {"name": "usage", "description": "What was used, by key, film, shot and project label."},
     {"name": "models", "description": "What is loaded, and its rules."},
     {"name": "health", "description": "Whether the service is up."},
 ]
@@ -48,6 +50,32 @@ _REASONS = {
     500: "The service failed in a way that it did not foresee.",
     503: "A part of the service that this needs is not up.",
     507: "The disk is too full to take new work.",
+}
+_KEY_SCHEME = {
+    "type": "http",
+    "scheme": "bearer",
+    "bearerFormat": "msk_…",
+    "description": "An API key, made by `media-server keys create`. GET needs the scope `read`, everything else "
+    "`submit`; `admin` reaches what belongs to other keys. A service for which no key was ever made listens on "
+    "loopback only and takes requests without one.",
+}
+_QUOTA_HEADERS = {
+    f"x-ratelimit-{field}-{name}": {"description": f"{text} {noun}, if the key has that quota.", "schema": schema}
+    for name, noun in {
+        "jobs": "jobs that may wait at a time",
+        "work": "steps x pixels x frames of today (UTC)",
+        "storage": "bytes of files that may be kept",
+        "streams": "text requests at a time",
+    }.items()
+    for field, text, schema in (
+        ("limit", "The most", {"type": "integer"}),
+        ("remaining", "What is left of the", {"type": "integer"}),
+        *(
+            (("reset", "Seconds until a new day begins for the", {"type": "string", "examples": ["3600s"]}),)
+            if name == "work"
+            else ()
+        ),
+    )
 }
 # any operation may meet these
 _EVERYWHERE = (400, 403, 500, 503)
@@ -102,9 +130,10 @@ def _write(app: FastAPI, bodies: list[type[BaseModel]]) -> dict[str, Any]:
         if model.__name__ in schemas:
             # FastAPI drops what is null from them, and with it the fields
             schemas[model.__name__]["examples"] = _examples(model)
-    for path in document["paths"].values():
-        for operation in path.values():
-            _declare_errors(operation)
+    document["components"]["securitySchemes"] = {"key": _KEY_SCHEME}
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            _declare_errors(operation, is_open=path.startswith("/health/"))
     # FastAPI's own shape of a validation error is never sent
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
@@ -122,11 +151,23 @@ def _examples(model: type[BaseModel]) -> list[Any]:
     return list(extra.get("examples", [])) if isinstance(extra, dict) else []  # type: ignore[arg-type]
 
 
-def _declare_errors(operation: dict[str, Any]) -> None:
+def _declare_errors(operation: dict[str, Any], *, is_open: bool) -> None:
+    """Declare what every operation may answer with, and what those that bring work may; all but health takes a key."""
     responses = operation["responses"]
     if "HTTPValidationError" in str(responses.get("422", "")):
         del responses["422"]
     statuses = {*_EVERYWHERE, *((413, 415) if "requestBody" in operation else ())}
+    if not is_open:
+        statuses.add(401)
+        # without any key made, the service takes requests without one
+        operation["security"] = [{"key": []}, {}]
+    if operation["operationId"] in MAKES_JOBS | MAKES_TEXT:
+        statuses.add(429)
+        for status, response in responses.items():
+            if status.startswith("2"):
+                response.setdefault("headers", {}).update(_QUOTA_HEADERS)
+    if operation["operationId"] in MAKES_JOBS:
+        statuses.add(507)
     for status in sorted(statuses):
         responses.setdefault(str(status), _problem(status))
     operation["responses"] = dict(sorted(responses.items()))

@@ -80,6 +80,7 @@ class Settings(BaseModel):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     url: str | None = None
+    # the key that the command line sends; keys that open the service are made by `media-server keys create`
     api_key: str | None = None
 
     # where its parts live; None is the embedded one
@@ -118,6 +119,10 @@ class Settings(BaseModel):
     max_clip_cost_s: Annotated[float, Field(gt=0)] | None = 6 * 3600.0
     max_queue_wait_s: Annotated[float, Field(gt=0)] | None = 24 * 3600.0
     max_queue_jobs: Annotated[int, Field(ge=1)] | None = 1000
+    # new jobs are refused (507) while a disk that is written to has less than this left; 0: never
+    min_free_bytes: Annotated[int, Field(ge=0)] = 1 << 30
+    # how long the bare row of a deleted job is kept before it goes too; its ledger stays
+    keep_deleted_s: Annotated[float, Field(ge=0)] = 7 * 86400.0
 
     max_body_bytes: Annotated[int, Field(ge=1)] = 1 << 20
     max_upload_bytes: Annotated[int, Field(ge=1)] = 256 << 20

@@ -1,9 +1,9 @@
 """The sweeper: cares for what crashed workers, lost doorbells and deleted jobs leave behind.
 
 Each round ends jobs that were lost for good, rings again for pools that wait in silence, removes the files that have
-no owner, deletes the jobs that have expired, and forgets old idempotency keys and the log of old webhooks; once a
-minute it empties SQLite's log, which holds words that were erased. Any number of sweepers may run; each round can be
-repeated or missed.
+no owner, deletes what has expired and the rows of what was deleted long ago, and forgets old idempotency keys and the
+log of old webhooks; once a minute it empties SQLite's log, which holds words that were erased. Any number of sweepers
+may run; each round can be repeated or missed.
 """
 
 import argparse
@@ -15,23 +15,18 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import sqlalchemy as sa
-
 from media_server.artifacts.store import ArtifactStore, open_artifacts
-from media_server.errors import NotFound
 from media_server.jobs import idempotency, store
 from media_server.jobs.claims import sweep
 from media_server.jobs.database import Database, open_database
 from media_server.jobs.doorbell import make_celery, ring
-from media_server.jobs.tables import jobs
+from media_server.jobs.retention import delete_expired, forget_days, purge
 from media_server.settings import Settings, load_settings
 from media_server.webhooks import log
 from workers.logging_setup import setup_logging
 
 logger = logging.getLogger(__name__)
 
-# so that one round never takes long; the next takes the rest
-_EXPIRED_A_ROUND = 50
 # files that cannot be removed are tried again after this, so that they take no other's place in a round
 _RETRY_S = 600.0
 # how long erased words may stay in SQLite's log
@@ -70,26 +65,14 @@ def sweep_once(settings: Settings, db: Database, artifacts: ArtifactStore) -> No
         logger.info("job %s: cancelled, its worker is gone", job_id)
     if report.rung:
         logger.info("rang again for %s", ", ".join(report.rung))
-    delete_expired(db)
+    for job_id in delete_expired(db):
+        logger.info("job %s: expired and deleted", job_id)
     collect_garbage(db, artifacts)
+    for job_id in purge(db, keep_s=settings.keep_deleted_s):
+        logger.debug("job %s: its rows are gone", job_id)
+    forget_days(db)
     idempotency.forget_expired(db)
     log.forget_settled(db)
-
-
-def delete_expired(db: Database) -> None:
-    """Delete jobs whose time to be kept is over, with their children."""
-    with db.read() as tx:
-        query = sa.select(jobs.c.id).where(
-            jobs.c.expires_at <= tx.now(), jobs.c.deleted_at.is_(None), jobs.c.parent_id.is_(None)
-        )
-        expired = list(tx.conn.scalars(query.limit(_EXPIRED_A_ROUND)))
-    for job_id in expired:
-        try:
-            store.delete(db, job_id)
-        except NotFound:
-            # another sweeper was first
-            continue
-        logger.info("job %s: expired and deleted", job_id)
 
 
 def collect_garbage(db: Database, artifacts: ArtifactStore) -> None:

@@ -73,12 +73,6 @@ def read_tally(tx: Transaction, owner_key_id: str, kind: TallyKind, period: str,
     return float(tx.conn.scalar(query) or 0.0)
 
 
-def forget_days(tx: Transaction) -> None:
-    """Remove the sums of days before yesterday: nothing is held to them any more."""
-    yesterday = day_of(tx.now() - 86400.0)
-    tx.conn.execute(tallies.delete().where(tallies.c.kind == "work", tallies.c.period < yesterday))
-
-
 def lock_owner(tx: Transaction, owner_key_id: str) -> None:
     """Wait until no other transaction counts for this key."""
     tx.lock(f"ledger:{owner_key_id}")

@@ -4,10 +4,8 @@ A client that leaves ends its request, unless it asked for `resume_s`: then the 
 taken up again at /v1/chat/completions/{id}/events with Last-Event-ID.
 """
 
-import asyncio
-import contextlib
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -15,24 +13,24 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Path
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from media_server.auth import Caller, Owner
-from media_server.errors import InvalidRequest, NotFound, Unprocessable
+from media_server.errors import InvalidRequest, NotFound
 from media_server.http_body import parse_json
 from media_server.http_context import request_context
 from media_server.http_openapi import errors
 from media_server.http_requests import parse_body
+from media_server.http_text import answer_prompt, stored_answer
 from media_server.ids import new_id
 from media_server.models.card import TextCard
 from media_server.models.registry import get_card
 from media_server.settings import Settings
 from media_server.text import remote
-from media_server.text.answers import Answer, ChatCompletion, Completion, Whole
-from media_server.text.engine import AsyncEngineClient, Prompt, failure_error
-from media_server.text.messages import TextEvent
+from media_server.text.answers import Answer, ChatCompletion, Completion
+from media_server.text.engine import AsyncEngineClient, Prompt
+from media_server.text.metering import open_meter
 from media_server.text.openapi import json_body, stream_response
-from media_server.text.reading import Entry, Reading
 from media_server.text.requests import (
     ChatRequest,
     CompletionRequest,
@@ -41,6 +39,7 @@ from media_server.text.requests import (
     refuse_unsupported,
     sampling_of,
 )
+from media_server.text.slots import HOLD_S
 from media_server.text.sse import HEADERS, MEDIA_TYPE, event_number, frames
 from media_server.text.templates import TextModel, TextModels
 
@@ -62,7 +61,7 @@ async def create_chat_completion(request: Request, owner: Owner) -> Response:
     body = parse_body(ChatRequest, values)
     settings: Settings = request.app.state.settings
     if settings.engine_url is not None:
-        return await remote.forward(settings, "chat/completions", body, values)
+        return await _forward(request, owner, "chat/completions", body, values)
     model = await _load_model(request, body.model)
     token_ids = await run_in_threadpool(model.encode_chat, [message.flat() for message in body.messages])
     answer = Answer(
@@ -76,7 +75,9 @@ async def create_chat_completion(request: Request, owner: Owner) -> Response:
         is_resumable=body.resume_s is not None,
     )
     prompt = _prompt(request, owner, body, model, token_ids, answer, body.longest, body.num_logprobs)
-    return await _answer(request, body, answer, prompt)
+    meter = await open_meter(request.app.state, owner, body.label, prompt.model, prompt.id)
+    meter.prompt_tokens = len(token_ids)
+    return await answer_prompt(request, body, prompt, meter)
 
 
 @router.post(
@@ -92,7 +93,7 @@ async def create_completion(request: Request, owner: Owner) -> Response:
     body = parse_body(CompletionRequest, values)
     settings: Settings = request.app.state.settings
     if settings.engine_url is not None:
-        return await remote.forward(settings, "completions", body, values)
+        return await _forward(request, owner, "completions", body, values)
     model = await _load_model(request, body.model)
     if isinstance(body.prompt, str):
         token_ids = await run_in_threadpool(model.encode_text, body.prompt)
@@ -112,7 +113,9 @@ async def create_completion(request: Request, owner: Owner) -> Response:
         is_resumable=body.resume_s is not None,
     )
     prompt = _prompt(request, owner, body, model, token_ids, answer, body.longest, body.logprobs)
-    return await _answer(request, body, answer, prompt)
+    meter = await open_meter(request.app.state, owner, body.label, prompt.model, prompt.id)
+    meter.prompt_tokens = len(token_ids)
+    return await answer_prompt(request, body, prompt, meter)
 
 
 @router.get(
@@ -136,7 +139,7 @@ async def completion_events(
             rule="an id such as 12-0",
             value=(last_event_id or "")[:40],
         )
-    client = _client(request)
+    client = AsyncEngineClient(request.app.state.redis)
     reading = await client.resume(completion_id, after)
     if reading is None or not owner.may_see(reading.meta.owner_key_id) or not reading.meta.answer["is_resumable"]:
         raise NotFound(
@@ -144,96 +147,9 @@ async def completion_events(
             param="completion_id",
             value=completion_id,
         )
-    answer = _stored_answer(reading)
-    return StreamingResponse(frames(answer, client.events(reading)), headers=HEADERS, media_type=MEDIA_TYPE)
-
-
-async def _answer(request: Request, body: SamplingFields, answer: Answer, prompt: Prompt) -> Response:
-    """Send the prompt, wait until an engine has accepted it, and answer as asked."""
-    client = _client(request)
-    reading = await client.submit(prompt)
-    answer = _stored_answer(reading)
-    entries = client.events(reading)
-    try:
-        accepted = await _first(entries)
-        if accepted.event.error is not None:
-            raise failure_error(accepted.event.error)
-        if body.stream:
-            rest = _from(accepted, entries)
-            stream = frames(answer, rest) if answer.is_resumable else _ending(client, reading, frames(answer, rest))
-            return StreamingResponse(stream, headers=HEADERS, media_type=MEDIA_TYPE)
-        return JSONResponse(await _gather(request, client, reading, answer, entries))
-    except asyncio.CancelledError:
-        if not answer.is_resumable:
-            await asyncio.shield(client.abort(reading))
-        raise
-
-
-async def _first(entries: AsyncIterator[Entry | None]) -> Entry:
-    async for entry in entries:
-        if entry is not None:
-            return entry
-    raise AssertionError("a stream ends with an event")
-
-
-async def _from(first: Entry, rest: AsyncIterator[Entry | None]) -> AsyncIterator[Entry | None]:
-    yield first
-    async for entry in rest:
-        yield entry
-
-
-async def _ending(client: AsyncEngineClient, reading: Reading, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Pass a stream on; when its reader leaves, end the request."""
-    try:
-        async for frame in stream:
-            yield frame
-    finally:
-        # the reader's task is being cancelled: the message must leave all the same
-        await asyncio.shield(client.abort(reading))
-
-
-async def _gather(
-    request: Request,
-    client: AsyncEngineClient,
-    reading: Reading,
-    answer: Answer,
-    entries: AsyncIterator[Entry | None],
-) -> dict[str, Any]:
-    """Wait for the whole answer; a client that leaves ends its request."""
-    whole = Whole(answer)
-
-    async def gather() -> TextEvent | None:
-        async for entry in entries:
-            if entry is None:
-                continue
-            if entry.event.error is not None:
-                return entry.event
-            whole.take(entry.event)
-        return None
-
-    gathering = asyncio.ensure_future(gather())
-    leaving = asyncio.ensure_future(_wait_until_gone(request))
-    try:
-        await asyncio.wait({gathering, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not gathering.done():
-            if not answer.is_resumable:
-                await client.abort(reading)
-            # nobody reads this
-            raise Unprocessable("The client has left.", code="client_closed_request")
-        failed = gathering.result()
-        if failed is not None and failed.error is not None:
-            raise failure_error(failed.error)
-        return whole.body()
-    finally:
-        for task in (gathering, leaving):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await task
-
-
-async def _wait_until_gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    return StreamingResponse(
+        frames(stored_answer(reading), client.events(reading)), headers=HEADERS, media_type=MEDIA_TYPE
+    )
 
 
 def _prompt(
@@ -276,8 +192,13 @@ def _prompt(
     )
 
 
-def _stored_answer(reading: Reading) -> Answer:
-    return Answer(**{**reading.meta.answer, "created": reading.meta.created})
+async def _forward(
+    request: Request, owner: Caller, path: str, body: SamplingFields, values: Mapping[str, Any]
+) -> Response:
+    state = request.app.state
+    hold_s = remote.TIMEOUT.read or HOLD_S
+    meter = await open_meter(state, owner, body.label, body.model or "", new_id("req"), hold_s=hold_s)
+    return await remote.forward(state.settings, path, body, values, meter)
 
 
 async def _load_model(request: Request, name: str | None) -> TextModel:
@@ -287,10 +208,6 @@ async def _load_model(request: Request, name: str | None) -> TextModel:
         state.text_models = TextModels(state.artifacts)
     models: TextModels = state.text_models
     return await run_in_threadpool(models.load, card)
-
-
-def _client(request: Request) -> AsyncEngineClient:
-    return AsyncEngineClient(request.app.state.redis)
 
 
 def _fingerprint(card: TextCard) -> str:

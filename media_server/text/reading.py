@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from media_server.errors import NotReady
-from media_server.text.messages import Announcement, Generate, RequestMeta, TextEvent, outbox_key
+from media_server.text.messages import Announcement, Generate, RequestMeta, TextEvent, Usage, outbox_key
 
 # an engine announces itself every 2 s, so this much silence is a Valkey that restarted and an engine that did not
 GONE_S = 6.0
@@ -40,6 +40,10 @@ class Reading:
         self.meta = meta
         self.after = after
         self.is_over = False
+        # what came so far: whether an engine took the request, the tokens that it wrote, its own count at the end
+        self.is_accepted = False
+        self.num_tokens = 0
+        self.usage: Usage | None = None
         # what to send again while nobody has accepted it
         self._message = message
         self._sent_at = self._alive_at = self._answered_at = time.monotonic()
@@ -66,6 +70,9 @@ class Reading:
                 event = TextEvent.model_validate_json(fields[b"d"])
                 entries.append(Entry(number, event))
                 self.after = number
+                self.is_accepted |= event.is_accepted
+                self.num_tokens += len(event.token_ids)
+                self.usage = event.usage or self.usage
                 self._message = None
                 self._alive_at = self._answered_at
                 if event.is_last:

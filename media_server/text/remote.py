@@ -10,11 +10,13 @@ from contextlib import closing
 from typing import Any
 
 import httpx
+from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from media_server.errors import InvalidRequest, MediaServerError
 from media_server.settings import Settings
 from media_server.text.messages import Grammar, Usage
+from media_server.text.metering import Meter
 from media_server.text.reading import EngineUnavailable
 from media_server.text.requests import SamplingFields
 from media_server.text.sse import HEADERS, MEDIA_TYPE
@@ -47,32 +49,45 @@ def auth_headers(settings: Settings) -> dict[str, str]:
     return {"authorization": f"Bearer {settings.engine_api_key}"} if settings.engine_api_key else {}
 
 
-async def forward(settings: Settings, path: str, body: SamplingFields, values: Mapping[str, Any]) -> Response:
-    """Pass a request on and its answer back.
+async def forward(
+    settings: Settings, path: str, body: SamplingFields, values: Mapping[str, Any], meter: Meter
+) -> Response:
+    """Pass a request on and its answer back; a stream is always asked for its usage, which the meter takes.
 
     Raises InvalidRequest for a field of ours that the server does not know, EngineUnavailable if it does not answer.
     """
-    for name in _OURS:
-        if values.get(name) not in (None, 0):
-            raise InvalidRequest(
-                f"{name}: the engine by URL does not do this.", code="unsupported_parameter", param=name
-            )
-    payload = {name: value for name, value in values.items() if name not in _OURS}
-    client = open_client(settings)
     try:
-        answer = await client.send(client.build_request("POST", path, json=payload), stream=True)
-    except httpx.HTTPError as error:
-        await client.aclose()
-        raise EngineUnavailable("The language engine by URL does not answer; try again.") from error
-    if body.stream and answer.status_code == 200:
-        return StreamingResponse(_relay(client, answer), headers=HEADERS, media_type=MEDIA_TYPE)
-    try:
-        await answer.aread()
-        if answer.status_code != 200:
-            raise remote_error(answer)
-        return JSONResponse(answer.json())
-    finally:
-        await client.aclose()
+        for name in _OURS:
+            if values.get(name) not in (None, 0):
+                raise InvalidRequest(
+                    f"{name}: the engine by URL does not do this.", code="unsupported_parameter", param=name
+                )
+        payload = {name: value for name, value in values.items() if name not in (*_OURS, "label")}
+        if body.stream:
+            payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
+        client = open_client(settings)
+        try:
+            answer = await client.send(client.build_request("POST", path, json=payload), stream=True)
+        except httpx.HTTPError as error:
+            await client.aclose()
+            raise EngineUnavailable("The language engine by URL does not answer; try again.") from error
+        if body.stream and answer.status_code == 200:
+            has_usage = bool(body.stream_options and body.stream_options.include_usage)
+            relayed = _relay(client, answer, meter, has_usage=has_usage)
+            return StreamingResponse(relayed, headers=HEADERS, media_type=MEDIA_TYPE)
+        try:
+            await answer.aread()
+            if answer.status_code != 200:
+                raise remote_error(answer)
+            whole = answer.json()
+        finally:
+            await client.aclose()
+        _count(meter, whole)
+        await meter.close()
+        return JSONResponse(whole)
+    except BaseException:
+        await asyncio.shield(meter.close())
+        raise
 
 
 def remote_error(answer: httpx.Response) -> MediaServerError:
@@ -204,11 +219,48 @@ async def _close(reading: asyncio.Task[Any], chunks: AsyncGenerator[Any, None]) 
     await chunks.aclose()
 
 
-async def _relay(client: httpx.AsyncClient, answer: httpx.Response) -> AsyncIterator[bytes]:
-    """Pass the stream on; if our reader leaves, the connection closes and the server ends the request."""
+async def _relay(
+    client: httpx.AsyncClient, answer: httpx.Response, meter: Meter, *, has_usage: bool
+) -> AsyncIterator[bytes]:
+    """Pass the stream on frame by frame, without the usage that only we asked for.
+
+    If our reader leaves, the connection closes and the server ends the request; what it wrote is counted by chunks.
+    """
+    num_chunks = 0
     try:
-        async for part in answer.aiter_raw():
-            yield part
+        async for lines in _frames(answer):
+            await meter.renew()
+            data = "".join(line.removeprefix("data:").strip() for line in lines if line.startswith("data:"))
+            chunk = json.loads(data) if data.startswith("{") else {}
+            num_chunks += bool(chunk.get("choices"))
+            if not _count(meter, chunk):
+                meter.count(Usage(prompt_tokens=0, completion_tokens=num_chunks))
+            elif not has_usage and not chunk.get("choices"):
+                continue
+            yield ("\n".join(lines) + "\n\n").encode()
     finally:
         await answer.aclose()
         await client.aclose()
+        await asyncio.shield(meter.close())
+
+
+async def _frames(answer: httpx.Response) -> AsyncIterator[list[str]]:
+    """Yield the lines of each server-sent event."""
+    lines: list[str] = []
+    async for line in answer.aiter_lines():
+        if line:
+            lines.append(line)
+        elif lines:
+            yield lines
+            lines = []
+    if lines:
+        yield lines
+
+
+def _count(meter: Meter, answer: Mapping[str, Any]) -> bool:
+    """Have the meter take the usage that an answer or a chunk carries; False if it carries none."""
+    try:
+        meter.count(Usage.model_validate(answer["usage"]))
+    except (KeyError, ValidationError):
+        return False
+    return True

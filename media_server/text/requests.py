@@ -134,6 +134,7 @@ class SamplingFields(_Body):
     ignore_eos: bool = False
     grammar: GrammarFormat | None = None
     priority: Annotated[int, Field(ge=-100, le=100)] = Field(0, description="Higher starts earlier.")
+    label: Annotated[str, Field(max_length=128)] | None = Field(None, description="Project label of the usage ledger.")
     resume_s: Annotated[float, Field(gt=0)] | None = Field(
         None,
         description="Go on if the client leaves, and keep the stream for so many seconds after its end, to be taken "

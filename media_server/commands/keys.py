@@ -1,0 +1,200 @@
+"""`media-server keys`: make, list and revoke API keys, and change what they may use.
+
+These work on the database that the settings name, beside a running service or without one: who can write it needs no
+key. What they change holds from the next request on.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from media_server.commands.options import json_option, say_json
+from media_server.errors import InvalidRequest
+from media_server.jobs.database import Database, migrate, open_database
+from media_server.keys import SCOPES, ApiKey, Scope, change_limits, create_key, get_key, list_keys, revoke_key
+from media_server.limits import Limits, parse_amount, parse_budget
+from media_server.settings import load_settings
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_DAY_S = 86400.0
+
+
+def _place_options(command: Command) -> Command:
+    data = click.option("--data", type=click.Path(path_type=Path), metavar="DIR", help="Data folder of the service.")
+    file = click.Path(exists=True, dir_okay=False, path_type=Path)
+    return data(click.option("--config", type=file, metavar="FILE", help="TOML file of settings.")(command))
+
+
+def _limit_options(command: Command) -> Command:
+    budget = "[LABEL:]gpu_seconds|tokens=AMOUNT[/month]: what the key, or one project label of its, may spend."
+    for option in (
+        click.option("--queued-jobs", metavar="N", help="Jobs that may wait at a time."),
+        click.option("--text-streams", metavar="N", help="Text requests at a time."),
+        click.option("--work-per-day", metavar="N", help="Steps x pixels x frames a day, such as 2e12."),
+        click.option("--storage", metavar="BYTES", help="Files that may be kept, such as 10G."),
+        click.option("--budget", "budgets", multiple=True, metavar="BUDGET", help=budget + " May be repeated."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("name")
+@click.option(
+    "--scope", "scopes", type=click.Choice(SCOPES), multiple=True, default=("submit", "read"), show_default=True
+)
+@click.option(
+    "--days", type=click.FloatRange(min=0, min_open=True), help="How long it is valid; for ever if not given."
+)
+@_limit_options
+@_place_options
+@json_option
+def create(
+    name: str,
+    scopes: tuple[Scope, ...],
+    days: float | None,
+    queued_jobs: str | None,
+    text_streams: str | None,
+    work_per_day: str | None,
+    storage: str | None,
+    budgets: tuple[str, ...],
+    data: Path | None,
+    config: Path | None,
+    as_json: bool,
+) -> None:
+    """Make an API key and show it: it is kept nowhere, and cannot be shown again."""
+    limits = _limits(queued_jobs, text_streams, work_per_day, storage, budgets)
+    lifetime_s = None if days is None else days * _DAY_S
+    db = _open(data, config)
+    key, text = create_key(db, name, scopes=scopes, limits=limits, lifetime_s=lifetime_s)
+    if as_json:
+        say_json({**_fields(key), "key": text})
+        return
+    click.echo(text)
+    click.echo(f"{key.id} ({name}): {', '.join(sorted(key.scopes))}; keep it now, it is not shown again", err=True)
+
+
+@click.command(name="list")
+@_place_options
+@json_option
+def list_(data: Path | None, config: Path | None, as_json: bool) -> None:
+    """List the API keys, revoked ones too."""
+    found = list_keys(_open(data, config))
+    if as_json:
+        say_json([_fields(key) for key in found])
+        return
+    table = Table(box=None, header_style="bold")
+    for column in ("id", "name", "prefix", "scopes", "limits", "used", "state"):
+        table.add_column(column, overflow="fold")
+    for key in found:
+        limits = _limits_text(key.limits)
+        used = "never" if key.last_used_at is None else _date(key.last_used_at)
+        table.add_row(key.id, key.name, key.prefix, " ".join(sorted(key.scopes)), limits, used, _state(key))
+    Console().print(table)
+
+
+@click.command()
+@click.argument("key")
+@_place_options
+@json_option
+def revoke(key: str, data: Path | None, config: Path | None, as_json: bool) -> None:
+    """Revoke an API key, named by its id, its prefix or its name; its jobs go on."""
+    revoked = revoke_key(_open(data, config), key)
+    say_json(_fields(revoked)) if as_json else click.echo(f"{revoked.id} ({revoked.name}) is revoked")
+
+
+@click.command()
+@click.argument("key")
+@_limit_options
+@click.option("--none", "is_none", is_flag=True, help="First take all limits off; those given here are set then.")
+@_place_options
+@json_option
+def limit(
+    key: str,
+    queued_jobs: str | None,
+    text_streams: str | None,
+    work_per_day: str | None,
+    storage: str | None,
+    budgets: tuple[str, ...],
+    is_none: bool,
+    data: Path | None,
+    config: Path | None,
+    as_json: bool,
+) -> None:
+    """Change what an API key may use; limits that are not named stay, budgets are given all anew."""
+    db = _open(data, config)
+    given = _limits(queued_jobs, text_streams, work_per_day, storage, budgets).model_dump(exclude_defaults=True)
+    before = Limits() if is_none else get_key(db, key).limits
+    changed = change_limits(db, key, Limits.model_validate({**before.model_dump(), **given}))
+    if as_json:
+        say_json(_fields(changed))
+    else:
+        click.echo(f"{changed.id} ({changed.name}): {_limits_text(changed.limits) or 'no limits'}")
+
+
+def _open(data: Path | None, config: Path | None) -> Database:
+    """Open the database, and make it if the service has never run: a key may come before its first start."""
+    settings = load_settings(config, data_dir=data)
+    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    db = open_database(settings.database)
+    migrate(db)
+    return db
+
+
+def _limits(
+    queued_jobs: str | None,
+    text_streams: str | None,
+    work_per_day: str | None,
+    storage: str | None,
+    budgets: tuple[str, ...],
+) -> Limits:
+    def whole(param: str, text: str | None) -> int | None:
+        amount = None if text is None else parse_amount(text, param=param)
+        if amount is not None and amount != int(amount):
+            raise InvalidRequest(f"{param}: a whole number; got {text!r}.", param=param, value=text)
+        return None if amount is None else int(amount)
+
+    return Limits(
+        queued_jobs=whole("queued-jobs", queued_jobs),
+        text_streams=whole("text-streams", text_streams),
+        work_per_day=None if work_per_day is None else parse_amount(work_per_day, param="work-per-day"),
+        storage_bytes=whole("storage", storage),
+        budgets=tuple(parse_budget(text) for text in budgets),
+    )
+
+
+def _limits_text(limits: Limits) -> str:
+    quotas = limits.model_dump(exclude={"budgets"}, exclude_none=True)
+    return ", ".join([*(f"{name}={value:.15g}" for name, value in quotas.items()), *map(str, limits.budgets)])
+
+
+def _fields(key: ApiKey) -> dict[str, Any]:
+    return {
+        "id": key.id,
+        "name": key.name,
+        "prefix": key.prefix,
+        "scopes": sorted(key.scopes),
+        "limits": key.limits.model_dump(mode="json", exclude_defaults=True),
+        "created_at": int(key.created_at),
+        "last_used_at": None if key.last_used_at is None else int(key.last_used_at),
+        "expires_at": None if key.expires_at is None else int(key.expires_at),
+        "revoked_at": None if key.revoked_at is None else int(key.revoked_at),
+    }
+
+
+def _state(key: ApiKey) -> str:
+    if key.revoked_at is not None:
+        return f"revoked {_date(key.revoked_at)}"
+    if key.expires_at is None:
+        return "valid"
+    return f"expired {_date(key.expires_at)}" if key.expires_at <= time.time() else f"until {_date(key.expires_at)}"
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
