@@ -19,7 +19,7 @@ from media_server.errors import ConfigurationError, Forbidden, NotFound, Unautho
 from media_server.jobs.database import Database
 from media_server.jobs.spec import Job, JobKind
 from media_server.keys import SCOPES, Scope, find_key, has_keys, has_valid_keys
-from media_server.limits import Limits
+from media_server.limits import KeyLimits
 from media_server.settings import Settings
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -31,7 +31,7 @@ class Caller:
 
     owner_key_id: str | None = None
     scopes: frozenset[Scope] = frozenset(SCOPES)
-    limits: Limits = field(default_factory=Limits)
+    limits: KeyLimits = field(default_factory=KeyLimits)
 
     @property
     def is_admin(self) -> bool:

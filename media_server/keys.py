@@ -20,7 +20,7 @@ from media_server.errors import Conflict, InvalidRequest, NotFound
 from media_server.ids import new_id
 from media_server.jobs.database import Database
 from media_server.jobs.tables import api_keys
-from media_server.limits import Limits
+from media_server.limits import KeyLimits
 
 Scope = Literal["submit", "read", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
@@ -38,7 +38,7 @@ class ApiKey:
     name: str
     prefix: str
     scopes: frozenset[Scope]
-    limits: Limits
+    limits: KeyLimits
     created_at: float
     last_used_at: float | None
     expires_at: float | None
@@ -50,7 +50,7 @@ def create_key(
     name: str,
     *,
     scopes: Iterable[Scope] = ("submit", "read"),
-    limits: Limits | None = None,
+    limits: KeyLimits | None = None,
     lifetime_s: float | None = None,
 ) -> tuple[ApiKey, str]:
     """Make a key; returns its row, and the key itself, which is kept nowhere.
@@ -75,7 +75,7 @@ def create_key(
                 prefix=prefix,
                 hash=_hash(id, text),
                 scopes=sorted(scopes),
-                quotas=(limits or Limits()).model_dump(mode="json", exclude_defaults=True),
+                quotas=(limits or KeyLimits()).model_dump(mode="json", exclude_defaults=True),
                 created_at=tx.now(),
                 expires_at=None if lifetime_s is None else tx.now() + lifetime_s,
             )
@@ -106,7 +106,7 @@ def revoke_key(db: Database, name: str) -> ApiKey:
         return _to_key(_one(row.first(), name))
 
 
-def change_limits(db: Database, name: str, limits: Limits) -> ApiKey:
+def change_limits(db: Database, name: str, limits: KeyLimits) -> ApiKey:
     """Give a key other limits, which hold from its next request on. Raises NotFound."""
     with db.write() as tx:
         row = tx.conn.execute(
@@ -176,7 +176,7 @@ def _to_key(row: Any) -> ApiKey:
     return ApiKey(
         **columns,
         scopes=frozenset(row["scopes"]),
-        limits=Limits.model_validate(row["quotas"]),
+        limits=KeyLimits.model_validate(row["quotas"]),
         expires_at=row["expires_at"],
         revoked_at=row["revoked_at"],
     )

@@ -35,7 +35,7 @@ class Budget(_Part):
         return f"{label}{self.kind}={self.amount:.15g}{'/month' if self.per == 'month' else ''}"
 
 
-class Limits(_Part):
+class KeyLimits(_Part):
     """The quotas and budgets of one key."""
 
     # jobs that wait, the shots of films among them
@@ -51,7 +51,7 @@ class Limits(_Part):
     @property
     def has_quotas(self) -> bool:
         """Whether anything but budgets is limited."""
-        return self.model_copy(update={"budgets": ()}) != Limits()
+        return self.model_copy(update={"budgets": ()}) != KeyLimits()
 
 
 def parse_budget(text: str) -> Budget:

@@ -15,7 +15,7 @@ from media_server.jobs.database import Database, Transaction
 from media_server.jobs.spec import JobSpec
 from media_server.jobs.states import Status
 from media_server.jobs.tables import api_keys, jobs
-from media_server.limits import Budget, Limits
+from media_server.limits import Budget, KeyLimits
 
 # a queue moves in seconds to minutes: it is worth another look soon
 _QUEUE_RETRY_S = 10.0
@@ -55,7 +55,7 @@ def admit(tx: Transaction, spec: JobSpec) -> None:
     if limits.queued_jobs is not None and (waiting := count_waiting(tx, owner)) >= limits.queued_jobs:
         raise RateLimited(
             f"This key may have {limits.queued_jobs} jobs waiting, and has {waiting}.",
-            code="queue_full",
+            code="queue_quota",
             rule=f"at most {limits.queued_jobs} waiting jobs",
             value=waiting,
             retry_after_s=_QUEUE_RETRY_S,
@@ -65,7 +65,7 @@ def admit(tx: Transaction, spec: JobSpec) -> None:
     _check_work(tx, owner, limits, spec.work)
 
 
-def check_budgets(tx: Transaction, owner_key_id: str, limits: Limits, label: str | None) -> None:
+def check_budgets(tx: Transaction, owner_key_id: str, limits: KeyLimits, label: str | None) -> None:
     """Raise RateLimited if a budget that holds for this label is spent."""
     for budget in limits.budgets:
         if budget.label not in (None, label):
@@ -76,16 +76,16 @@ def check_budgets(tx: Transaction, owner_key_id: str, limits: Limits, label: str
             raise _spent(budget, spent, ledger.month_left_s(tx.now()))
 
 
-def standing(db: Database, owner_key_id: str, limits: Limits) -> list[Allowance]:
+def standing(db: Database, owner_key_id: str, limits: KeyLimits) -> list[Allowance]:
     """Say how much of a key's quotas is used; text streams are counted elsewhere."""
     with db.read() as tx:
         return list(_standing(tx, owner_key_id, limits))
 
 
-def read_limits(tx: Transaction, owner_key_id: str) -> Limits:
+def read_limits(tx: Transaction, owner_key_id: str) -> KeyLimits:
     """Read a key's limits as they are now; a key that is gone has none."""
     found = tx.conn.scalar(sa.select(api_keys.c.quotas).where(api_keys.c.id == owner_key_id))
-    return Limits.model_validate(found or {})
+    return KeyLimits.model_validate(found or {})
 
 
 def count_waiting(tx: Transaction, owner_key_id: str) -> int:
@@ -93,7 +93,7 @@ def count_waiting(tx: Transaction, owner_key_id: str) -> int:
     return int(tx.conn.scalar(WAITING, {"owner": owner_key_id}) or 0)
 
 
-def _standing(tx: Transaction, owner: str, limits: Limits) -> Iterator[Allowance]:
+def _standing(tx: Transaction, owner: str, limits: KeyLimits) -> Iterator[Allowance]:
     if limits.queued_jobs is not None:
         yield Allowance("jobs", limits.queued_jobs, count_waiting(tx, owner))
     if limits.work_per_day is not None:
@@ -104,7 +104,7 @@ def _standing(tx: Transaction, owner: str, limits: Limits) -> Iterator[Allowance
         yield Allowance("storage", limits.storage_bytes, kept)
 
 
-def _check_work(tx: Transaction, owner: str, limits: Limits, work: float) -> None:
+def _check_work(tx: Transaction, owner: str, limits: KeyLimits, work: float) -> None:
     """Raise if what is submitted today, this job with it, is more than a day's work."""
     most = limits.work_per_day
     if most is None:
@@ -112,7 +112,7 @@ def _check_work(tx: Transaction, owner: str, limits: Limits, work: float) -> Non
     if work > most:
         raise Forbidden(
             f"This takes {work:.0f} of steps x pixels x frames; this key may have {most:.0f} a day.",
-            code="over_quota",
+            code="over_work_quota",
             rule=f"at most {most:.0f} of steps x pixels x frames a day",
             value=work,
         )
@@ -121,14 +121,14 @@ def _check_work(tx: Transaction, owner: str, limits: Limits, work: float) -> Non
         raise RateLimited(
             f"This key may submit {most:.0f} of steps x pixels x frames a day and has submitted {total - work:.0f}; "
             f"this would be {work:.0f} more.",
-            code="work_exhausted",
+            code="work_quota",
             rule=f"at most {most:.0f} of steps x pixels x frames a day",
             value=work,
             retry_after_s=ledger.day_left_s(tx.now()),
         )
 
 
-def _check_storage(tx: Transaction, owner: str, limits: Limits, input_bytes: int) -> None:
+def _check_storage(tx: Transaction, owner: str, limits: KeyLimits, input_bytes: int) -> None:
     most = limits.storage_bytes
     if most is None:
         return
@@ -136,7 +136,7 @@ def _check_storage(tx: Transaction, owner: str, limits: Limits, input_bytes: int
     if kept >= most or kept + input_bytes > most:
         raise RateLimited(
             f"This key may keep {most} bytes of files, and keeps {kept:.0f}: delete some first.",
-            code="storage_exhausted",
+            code="storage_quota",
             rule=f"at most {most} bytes of files",
             value=kept + input_bytes,
             retry_after_s=_freed_in_s(tx, owner),

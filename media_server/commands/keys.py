@@ -17,7 +17,7 @@ from media_server.commands.options import json_option, say_json
 from media_server.errors import InvalidRequest
 from media_server.jobs.database import Database, migrate, open_database
 from media_server.keys import SCOPES, ApiKey, Scope, change_limits, create_key, get_key, list_keys, revoke_key
-from media_server.limits import Limits, parse_amount, parse_budget
+from media_server.limits import KeyLimits, parse_amount, parse_budget
 from media_server.settings import load_settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -130,8 +130,8 @@ def limit(
     """Change what an API key may use; limits that are not named stay, budgets are given all anew."""
     db = _open(data, config)
     given = _limits(queued_jobs, text_streams, work_per_day, storage, budgets).model_dump(exclude_defaults=True)
-    before = Limits() if is_none else get_key(db, key).limits
-    changed = change_limits(db, key, Limits.model_validate({**before.model_dump(), **given}))
+    before = KeyLimits() if is_none else get_key(db, key).limits
+    changed = change_limits(db, key, KeyLimits.model_validate({**before.model_dump(), **given}))
     if as_json:
         say_json(_fields(changed))
     else:
@@ -153,14 +153,14 @@ def _limits(
     work_per_day: str | None,
     storage: str | None,
     budgets: tuple[str, ...],
-) -> Limits:
+) -> KeyLimits:
     def whole(param: str, text: str | None) -> int | None:
         amount = None if text is None else parse_amount(text, param=param)
         if amount is not None and amount != int(amount):
             raise InvalidRequest(f"{param}: a whole number; got {text!r}.", param=param, value=text)
         return None if amount is None else int(amount)
 
-    return Limits(
+    return KeyLimits(
         queued_jobs=whole("queued-jobs", queued_jobs),
         text_streams=whole("text-streams", text_streams),
         work_per_day=None if work_per_day is None else parse_amount(work_per_day, param="work-per-day"),
@@ -169,7 +169,7 @@ def _limits(
     )
 
 
-def _limits_text(limits: Limits) -> str:
+def _limits_text(limits: KeyLimits) -> str:
     quotas = limits.model_dump(exclude={"budgets"}, exclude_none=True)
     return ", ".join([*(f"{name}={value:.15g}" for name, value in quotas.items()), *map(str, limits.budgets)])
 

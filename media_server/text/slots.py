@@ -78,7 +78,7 @@ async def take_slot(
     if held >= limit:
         raise RateLimited(
             f"This key may have {limit} text requests at a time, and has {held}.",
-            code="too_many_streams",
+            code="stream_quota",
             rule=f"at most {limit} text requests at a time",
             value=held,
             retry_after_s=_RETRY_S,
