@@ -52,8 +52,11 @@ class Caller:
 
         Raises NotFound otherwise: what belongs to others does not exist.
         """
-        if not self.may_see(job.owner_key_id) or kind not in (None, job.kind):
-            raise NotFound(f"No {kind or 'job'} has the id {job.id!r}.", param="id", value=job.id)
+        if not self.may_see(job.owner_key_id):
+            # word for word what is said of an id that nothing has
+            raise NotFound(f"No job has the id {job.id!r}.", param="id", value=job.id)
+        if kind not in (None, job.kind):
+            raise NotFound(f"No {kind} has the id {job.id!r}.", param="id", value=job.id)
         return job
 
 
