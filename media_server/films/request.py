@@ -44,7 +44,7 @@ class FilmRequest(BaseModel):
     webhook_url: str | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] = {}
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
-    label: Annotated[str, Field(max_length=128)] | None = Field(None, description="Project label of the usage ledger.")
+    label: Annotated[str | None, Field(max_length=128, description="Project label of the usage ledger.")] = None
 
 
 def parse_film_request(values: dict[str, Any]) -> FilmRequest:
@@ -136,10 +136,10 @@ def submit_film(
                 webhook_url=request.webhook_url,
                 max_attempts=1,
                 retention_s=retention_s,
-                **predictions(cost),
                 idempotency_key=idempotency_key,
                 label=request.label,
                 work=clip.work * num_frames,
+                **predictions(cost),
             ),
         )
         insert(

@@ -34,8 +34,7 @@ def enter(tx: Transaction, job: Job, records: Sequence[UsageRecord]) -> None:
     """Write what a job used into the ledger."""
     film = job.params.get("film") or {}
     for record in records:
-        if record.amount:
-            _enter(tx, job.owner_key_id, job.label, record, job.id, job.root_id, film.get("shot"), job.model)
+        _enter(tx, job.owner_key_id, job.label, record, job.id, job.root_id, film.get("shot"), job.model)
 
 
 def enter_text(
@@ -111,6 +110,8 @@ def _enter(
     shot: int | None,
     model: str | None,
 ) -> None:
+    if not record.amount:
+        return
     tx.conn.execute(
         usage.insert().values(
             created_at=tx.now(),

@@ -226,17 +226,19 @@ async def _relay(
 
     If our reader leaves, the connection closes and the server ends the request; what it wrote is counted by chunks.
     """
-    num_chunks = 0
+    num_chunks, is_counted = 0, False
     try:
         async for lines in _frames(answer):
             await meter.renew()
             data = "".join(line.removeprefix("data:").strip() for line in lines if line.startswith("data:"))
             chunk = json.loads(data) if data.startswith("{") else {}
             num_chunks += bool(chunk.get("choices"))
-            if not _count(meter, chunk):
+            if _count(meter, chunk):
+                is_counted = True
+                if not has_usage and not chunk.get("choices"):
+                    continue
+            elif not is_counted:
                 meter.count(Usage(prompt_tokens=0, completion_tokens=num_chunks))
-            elif not has_usage and not chunk.get("choices"):
-                continue
             yield ("\n".join(lines) + "\n\n").encode()
     finally:
         await answer.aclose()

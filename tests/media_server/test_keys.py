@@ -29,7 +29,12 @@ def test_a_key_opens_until_it_is_revoked(db: Database) -> None:
     assert text != other_text and text.startswith(f"{key.prefix}_") and len(text) == 58
     found = find_key(db, text)
     assert found is not None
-    assert (found.id, found.name, found.scopes, found.limits) == (key.id, "studio", {"read", "submit"}, limits)
+    assert (found.id, found.name, found.scopes, found.limits) == (
+        key.id,
+        "studio",
+        frozenset({"read", "submit"}),
+        limits,
+    )
     # as long as the true one, and true but for its end
     assert find_key(db, f"{text[:-1]}{'A' if text[-1] != 'A' else 'B'}") is None
     assert find_key(db, f"{key.prefix}{other_text[len(key.prefix) :]}") is None

@@ -9,10 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
 from media_server.app import create_app
 from media_server.jobs.database import migrate, open_database
+from media_server.jobs.tables import usage
 from media_server.settings import Settings
 from media_server.text.messages import Usage
 from media_server.text.remote import write_remotely
@@ -49,7 +51,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif body.get("stream"):
             self._stream(body)
         else:
-            self._json(200, {"id": "remote-1", "choices": [{"index": 0, "message": {"content": "hi"}}]})
+            counted = {"usage": {"prompt_tokens": 5, "completion_tokens": 1}} if content == "count" else {}
+            self._json(200, {"id": "remote-1", "choices": [{"index": 0, "message": {"content": "hi"}}], **counted})
 
     def _stream(self, body: dict[str, Any]) -> None:
         self.send_response(200)
@@ -64,8 +67,8 @@ class _Handler(BaseHTTPRequestHandler):
         for start in range(0, len(text), 3):
             chunk = {"choices": [{"index": 0, "delta": {"content": text[start : start + 3]}}]}
             self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
-        usage = {"prompt_tokens": 3, "completion_tokens": 4}
-        self.wfile.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
+        counted = {"prompt_tokens": 3, "completion_tokens": 4}
+        self.wfile.write(f"data: {json.dumps({'choices': [], 'usage': counted})}\n\ndata: [DONE]\n\n".encode())
 
     def _json(self, status: int, value: dict[str, Any]) -> None:
         content = json.dumps(value).encode()
@@ -114,6 +117,31 @@ def test_answers_pass_through(http: TestClient, server: Server) -> None:
     streamed = http.post("/v1/chat/completions", json={**QUESTION, "stream": True})
     deltas = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
     assert "".join(choice["delta"]["content"] for chunk in deltas for choice in chunk["choices"]) == "hello"
+
+
+def test_what_the_server_counts_is_entered(http: TestClient, settings: Settings, server: Server) -> None:
+    """A stream is asked for its usage in any case, and shows it to those alone who asked for it."""
+    question = {**QUESTION, "messages": [{"role": "user", "content": "count"}], "label": "spot"}
+    http.post("/v1/chat/completions", json=question)
+    assert "label" not in server.bodies[-1]
+    quiet = http.post("/v1/chat/completions", json={**question, "stream": True}).text
+    assert server.bodies[-1]["stream_options"] == {"include_usage": True}
+    asked = {**question, "stream": True, "stream_options": {"include_usage": True}}
+    loud = http.post("/v1/chat/completions", json=asked).text
+    assert ('"usage"' in quiet, '"usage"' in loud) == (False, True)
+    assert quiet.endswith("data: [DONE]\n\n") and loud.endswith("data: [DONE]\n\n")
+    db = open_database(settings.database)
+    with db.read() as tx:
+        found = tx.conn.execute(
+            sa.select(usage.c.model, usage.c.kind, usage.c.amount).where(usage.c.label == "spot").order_by(usage.c.id)
+        ).all()
+    db.close()
+    figures = [(5, 1), (3, 4), (3, 4)]
+    assert [tuple(row) for row in found] == [
+        ("big", kind, amount)
+        for pair in figures
+        for kind, amount in zip(("prompt_tokens", "completion_tokens"), pair, strict=True)
+    ]
 
 
 def test_errors_become_ours(http: TestClient) -> None:
