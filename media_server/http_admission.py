@@ -18,10 +18,11 @@ MAKES_JOBS = frozenset({"create_video", "extend_video", "remix_video", "create_f
 MAKES_TEXT = frozenset({"create_chat_completion", "create_completion"})
 
 
-def refuse_when_full(request: Request) -> None:
+async def refuse_when_full(request: Request) -> None:
     """Raise InsufficientStorage for a request that would write a job to a disk that is nearly full."""
     if request.scope["route"].name in MAKES_JOBS:
-        check_room(request.app.state.settings, request.app.state.artifacts)
+        state = request.app.state
+        await run_in_threadpool(check_room, state.settings, state.artifacts)
 
 
 class QuotaHeadersMiddleware:

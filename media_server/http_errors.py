@@ -19,13 +19,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import compile_path
 
-from media_server.errors import InvalidRequest, MediaServerError, NotFound, NotReady
+from media_server.errors import InsufficientStorage, InvalidRequest, MediaServerError, NotFound, NotReady
 from media_server.http_context import RequestContext
 
 logger = logging.getLogger(__name__)
 
 PROBLEM_TYPE = "application/problem+json"
 _MAX_VALUE_CHARS = 200
+# PostgreSQL's name of it
+_DISK_FULL = "53100"
 
 
 class ErrorDetail(BaseModel):
@@ -207,7 +209,13 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _on_database_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, OperationalError)
     logger.error("the database refused", exc_info=error, extra=_ids(request))
+    if (
+        getattr(error.orig, "sqlite_errorname", None) == "SQLITE_FULL"
+        or getattr(error.orig, "sqlstate", None) == _DISK_FULL
+    ):
+        return problem_response(InsufficientStorage("The database's disk is full; nothing was written."))
     return problem_response(
         NotReady("The database does not answer at the moment; try again.", code="database_unavailable"),
         {"retry-after": "1"},

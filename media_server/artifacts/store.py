@@ -17,15 +17,18 @@ from pathlib import Path
 from typing import IO
 
 import obstore
+from obstore.exceptions import BaseError
 from obstore.store import LocalStore, ObjectStore, S3Store, from_url
 
-from media_server.errors import ConfigurationError, InvalidRequest, NotFound
+from media_server.errors import ConfigurationError, InsufficientStorage, InvalidRequest, NotFound
 from media_server.jobs.spec import ArtifactRecord
 from media_server.settings import Settings
 
 READ_BYTES = 1 << 20
 _SEGMENT = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _MAX_KEY = 512
+# how the library words ENOSPC: it has no class of its own
+_DISK_FULL = "os error 28)"
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,12 @@ class ArtifactStore:
             obstore.put(self._store, key, content, attributes={"Content-Type": content_type})
             return
         self._check_contained(key)
-        obstore.put(self._store, key, content)
+        try:
+            obstore.put(self._store, key, content)
+        except BaseError as error:
+            if _DISK_FULL not in str(error):
+                raise
+            raise InsufficientStorage("The disk is full; the file was not kept.") from error
         # the row that will name this file is durable; so is the file, and each folder that leads to it
         path = self.root / key
         _fsync(path)
