@@ -11,10 +11,12 @@ import hmac
 import re
 import secrets
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
 
 from media_server.errors import Conflict, InvalidRequest, NotFound
 from media_server.ids import new_id
@@ -138,7 +140,8 @@ def find_key(db: Database, text: str) -> ApiKey | None:
     if row["revoked_at"] is not None or (row["expires_at"] is not None and row["expires_at"] <= now):
         return None
     if row["last_used_at"] is None or row["last_used_at"] <= now - _USED_EVERY_S:
-        with db.write(is_durable=False) as tx:
+        # on a full disk a key still opens what can be read
+        with suppress(OperationalError), db.write(is_durable=False) as tx:
             tx.conn.execute(api_keys.update().where(api_keys.c.id == row["id"]).values(last_used_at=now))
     return _to_key(row)
 

@@ -20,7 +20,7 @@ import redis
 
 from media_server.errors import JobError, MediaServerError, NotFound, NotReady
 from media_server.ids import new_id
-from media_server.jobs import claims
+from media_server.jobs import claims, ledger
 from media_server.jobs.spec import Beat, Claim, Result, UsageRecord
 from media_server.models.registry import get_card
 from media_server.settings import Settings, load_settings
@@ -74,10 +74,12 @@ class Handler:
         """Do one job, to its end in the database."""
         if self._models is None:
             self._models = TextModels(context.artifacts)
+        usages: list[Usage] = []
         try:
-            self._write(context, claim)
+            self._write(context, claim, usages)
         except _Stopped:
-            return
+            # its end is written; what it took is entered below
+            pass
         except (EngineUnavailable, NotReady, httpx.HTTPError) as error:
             message = error.message if isinstance(error, MediaServerError) else "The language engine does not answer."
             claims.fail(context.db, claim, JobError("engine_unavailable", message), retryable=True)
@@ -86,13 +88,14 @@ class Handler:
         except NotFound as error:
             claims.fail(context.db, claim, JobError("invalid_request", error.message))
         except MediaServerError as error:
-            if error.status < 500:
-                claims.fail(context.db, claim, JobError("invalid_request", error.message))
-                return
             # an engine's own words may quote what it was writing
-            claims.fail(context.db, claim, JobError("model_error", f"The language engine failed ({error.code})."))
+            failed = JobError("model_error", f"The language engine failed ({error.code}).")
+            claims.fail(context.db, claim, JobError("invalid_request", error.message) if error.status < 500 else failed)
+        if usages:
+            ledger.enter_attempt(context.db, claim.job, _records(usages))
 
-    def _write(self, context: PoolContext, claim: Claim) -> None:
+    def _write(self, context: PoolContext, claim: Claim, usages: list[Usage]) -> None:
+        """Write a storyboard and publish it; `usages` is left with what was used and is not entered yet."""
         job, params = claim.job, claim.job.params
         task = Task(
             idea=job.prompts["idea"],
@@ -104,21 +107,23 @@ class Handler:
             style=job.prompts.get("style"),
         )
         progress = _Progress(context, claim, task.shots * _CHARS_PER_SHOT)
-        usages: list[Usage] = []
         started = time.monotonic()
         storyboard = self._try(context, claim, task, progress, usages)
         content = json.dumps(storyboard, ensure_ascii=False, indent=2).encode()
         stored = context.artifacts.put_bytes(f"{job.id}/{claim.attempt}/storyboard.json", content, "application/json")
-        spent = {
-            "prompt_tokens": sum(usage.prompt_tokens for usage in usages),
-            "completion_tokens": sum(usage.completion_tokens for usage in usages),
-        }
+        records = _records(usages)
         result = Result(
             artifacts=[stored.record("storyboard")],
-            result={"storyboard": storyboard, "usage": spent, "seconds": round(time.monotonic() - started, 3)},
-            usage=[UsageRecord(kind, amount) for kind, amount in spent.items()],
+            result={
+                "storyboard": storyboard,
+                "usage": {record.kind: int(record.amount) for record in records},
+                "seconds": round(time.monotonic() - started, 3),
+            },
+            usage=records,
         )
-        if not claims.complete(context.db, claim, result):
+        if claims.complete(context.db, claim, result):
+            usages.clear()
+        else:
             context.artifacts.delete_prefix(f"{job.id}/{claim.attempt}/")
         logger.info(
             "job %s attempt %d: storyboard of %d shots in %.1f s",
@@ -155,10 +160,11 @@ class Handler:
             try:
                 card = get_card(context.db, claim.job.model, "text")
                 model = self._models.load(card)
+                token_ids = model.encode_chat(ask.messages)
                 prompt = Prompt(
                     id=new_id("req"),
                     model=card.name,
-                    token_ids=model.encode_chat(ask.messages),
+                    token_ids=token_ids,
                     sampling=Sampling(
                         max_tokens=ask.max_tokens, seed=ask.seed, temperature=ask.temperature, top_p=ask.top_p
                     ),
@@ -182,11 +188,20 @@ class Handler:
                     continue
                 if entry.event.error is not None:
                     raise failure_error(entry.event.error)
-                if entry.event.usage is not None:
-                    usages.append(entry.event.usage)
                 yield entry.event.text
         finally:
             self._engine.abort(reading)
+            if reading.is_accepted:
+                # of a text that was broken off, what was read of it
+                read = Usage(prompt_tokens=len(token_ids), completion_tokens=reading.num_tokens)
+                usages.append(reading.usage or read)
+
+
+def _records(usages: Sequence[Usage]) -> list[UsageRecord]:
+    return [
+        UsageRecord("prompt_tokens", sum(usage.prompt_tokens for usage in usages)),
+        UsageRecord("completion_tokens", sum(usage.completion_tokens for usage in usages)),
+    ]
 
 
 class _Progress:

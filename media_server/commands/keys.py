@@ -90,12 +90,14 @@ def list_(data: Path | None, config: Path | None, as_json: bool) -> None:
         say_json([_fields(key) for key in found])
         return
     table = Table(box=None, header_style="bold")
-    for column in ("id", "name", "prefix", "scopes", "limits", "used", "state"):
+    # the prefix names a key too, and stands in the key itself; ids are in --json
+    table.add_column("prefix", no_wrap=True)
+    for column in ("name", "scopes", "limits", "used", "state"):
         table.add_column(column, overflow="fold")
     for key in found:
         limits = _limits_text(key.limits)
         used = "never" if key.last_used_at is None else _date(key.last_used_at)
-        table.add_row(key.id, key.name, key.prefix, " ".join(sorted(key.scopes)), limits, used, _state(key))
+        table.add_row(key.prefix, key.name, " ".join(sorted(key.scopes)), limits, used, _state(key))
     Console().print(table)
 
 

@@ -37,6 +37,13 @@ def enter(tx: Transaction, job: Job, records: Sequence[UsageRecord]) -> None:
         _enter(tx, job.owner_key_id, job.label, record, job.id, job.root_id, film.get("shot"), job.model)
 
 
+def enter_attempt(db: Database, job: Job, records: Sequence[UsageRecord]) -> None:
+    """Write into the ledger what an attempt used that did not complete its job, or whose job is another's by now."""
+    with db.write() as tx:
+        tx.lock(job.root_id)
+        enter(tx, job, records)
+
+
 def enter_text(
     db: Database, owner_key_id: str | None, label: str | None, model: str, request_id: str, records: list[UsageRecord]
 ) -> None:

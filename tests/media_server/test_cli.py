@@ -53,7 +53,9 @@ def test_help_says_what_each_command_does_without_importing_it(plugins: dict[str
 def test_every_command_of_the_contract_is_installed_and_described() -> None:
     names = {entry.name for entry in entry_points(group=GROUP)}
     processes = {"up", "api", "worker", "engine", "storyboards", "media", "deliveries", "sweeper"}
-    assert processes | {"make", "clip", "chat", "jobs", "cancel", "models"} <= names
+    asked = {"make", "clip", "chat", "jobs", "cancel", "models", "usage"}
+    keys = {"keys.create", "keys.list", "keys.revoke", "keys.limit"}
+    assert processes | asked | keys <= names
     result = CliRunner().invoke(cli.command_group(), ["--help"])
     listed = {line.split()[0]: line for line in result.output.partition("Commands:")[2].splitlines() if line.strip()}
     assert all(len(listed[name].split()) > 2 for name in names if "." not in name), result.output

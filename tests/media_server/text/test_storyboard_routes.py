@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 
 from media_server.artifacts.store import open_artifacts
 from media_server.jobs import store
@@ -15,6 +16,7 @@ from media_server.jobs.claims import claim_next
 from media_server.jobs.database import open_database
 from media_server.jobs.doorbell import make_celery
 from media_server.jobs.events import read_after
+from media_server.jobs.tables import usage
 from media_server.text.messages import engine_key
 from tests.media_server.text.conftest import TextService
 from workers import storyboard_worker
@@ -133,6 +135,10 @@ def test_cancel_while_it_is_written(
     thread.join(120)
     assert not thread.is_alive()
     assert store.get(context.db, created["id"]).status == "cancelled"
+    # what was read until then is in the ledger
+    with context.db.read() as tx:
+        read = sa.select(usage.c.amount).where(usage.c.job_id == created["id"], usage.c.kind == "prompt_tokens")
+        assert tx.conn.scalars(read).one() > 0
     # the engine does not go on for nobody; the message may reach it after the row has ended
     deadline = time.monotonic() + 120
     while len(service.engine.aborted) == before and time.monotonic() < deadline:
