@@ -6,14 +6,16 @@ import time
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from media_server.artifacts.store import open_artifacts
-from media_server.jobs import store
+from media_server.jobs import claims, store
 from media_server.jobs.database import migrate, open_database
-from media_server.jobs.spec import JobSpec
+from media_server.jobs.spec import JobSpec, Result
+from media_server.jobs.tables import jobs
 from media_server.jobs.transitions import discard
 from media_server.settings import Settings, child_environment
-from workers.sweeper import collect_garbage
+from workers.sweeper import collect_garbage, sweep_once
 
 
 def test_a_prefix_that_cannot_be_removed_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,6 +46,33 @@ def test_a_prefix_that_cannot_be_removed_holds_up_no_other(tmp_path: Path, monke
     with db.write() as tx:
         tx.conn.exec_driver_sql("UPDATE garbage SET due_at = 0")
     assert sorted(store.due_garbage(db)) == sorted(stuck)
+    db.close()
+
+
+def test_what_has_expired_goes_with_its_files_and_then_with_its_rows(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path, keep_deleted_s=3600.0)
+    artifacts = open_artifacts(settings)
+    db = open_database(settings.database)
+    migrate(db)
+    spec = JobSpec(kind="video", pool="video", prompts={"prompt": "x"}, retention_s=60.0)
+    kept, expiring = (store.submit(db, spec).id for _ in range(2))
+    for job_id in (kept, expiring):
+        claim = claims.claim_next(db, "video", "w", 20.0)
+        assert claim is not None
+        stored = artifacts.put_bytes(f"{job_id}/1/video.mp4", b"x" * 9, "video/mp4")
+        assert claims.complete(db, claim, Result([stored.record("video")]))
+    sweep_once(settings, db, artifacts)
+    assert len(store.artifacts_of(db, expiring)) == 1
+    with db.write() as tx:
+        tx.conn.execute(jobs.update().where(jobs.c.id == expiring).values(expires_at=tx.now() - 1))
+    sweep_once(settings, db, artifacts)
+    assert [list(artifacts.list_keys(job_id)) for job_id in (kept, expiring)] == [[f"{kept}/1/video.mp4"], []]
+    with db.read() as tx:
+        rows = sa.select(jobs.c.id).order_by(jobs.c.id)
+        assert list(tx.conn.scalars(rows)) == [kept, expiring]
+    sweep_once(settings.model_copy(update={"keep_deleted_s": 0.0}), db, artifacts)
+    with db.read() as tx:
+        assert list(tx.conn.scalars(rows)) == [kept]
     db.close()
 
 
