@@ -107,14 +107,11 @@ def test_a_refused_request_leaves_its_key_free(service: Any) -> None:
     assert _post(service, "/v1/videos", CLIP, "k").status_code == 200
 
 
-def test_a_stream_is_taken_up_by_the_same_key(service: Any) -> None:
+def test_a_stream_is_taken_up_by_the_same_key(working: Any) -> None:
     body = {**BODIES["/v1/storyboards"], "stream": True}
-    thread = threading.Timer(0.5, service.worker.run_all)
-    thread.start()
-    texts = [_post(service, "/v1/storyboards", body, "k").text for _ in range(2)]
-    thread.join()
+    texts = [_post(working, "/v1/storyboards", body, "k").text for _ in range(2)]
     assert all("event: storyboard.completed" in text for text in texts)
-    assert _count(service)["jobs"] == 1
+    assert _count(working)["jobs"] == 1
 
 
 def test_a_deleted_job_is_not_made_again(service: Any) -> None:
