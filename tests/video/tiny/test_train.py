@@ -10,7 +10,7 @@ from diffusers import WanPipeline
 from torch import Tensor
 
 from video.tiny import bank, batches, captions, forward, train_autoencoder, train_text, train_transformer
-from video.tiny.convert import convert
+from video.tiny.convert import convert, unpack
 from video.tiny.draw import draw
 from video.tiny.forward import Kernels
 from video.tiny.latents import Bucket, Encoded, encode_all, request
@@ -243,6 +243,12 @@ def test_a_run_becomes_a_checkpoint_below_thirty_megabytes(tmp_path: Path) -> No
     save_weights(run, "transformer", train_transformer.fresh_transformer(0).state_dict(), about)
     assert all(file.stat().st_size < 16 * 2**20 for file in run.iterdir())
     assert convert(run, tmp_path / "checkpoint") < 30_000_000
+    unpack(tmp_path / "checkpoint", tmp_path / "again")
+    for name in ("vae", "text", "transformer"):
+        ours, theirs = load_weights(run, name)[0], load_weights(tmp_path / "again", name)[0]
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key].bfloat16(), theirs[key].bfloat16()) for key in ours)
+    assert load_weights(tmp_path / "again", "vae")[1]["latents_mean"] == pytest.approx([0.1] * 16)
     pipeline = WanPipeline.from_pretrained(tmp_path / "checkpoint")
     assert pipeline.vae.config.latents_mean == pytest.approx([0.1] * 16)
     size = {"height": 32, "width": 32, "num_frames": 5, "num_inference_steps": 1, "max_sequence_length": MAX_TOKENS}
