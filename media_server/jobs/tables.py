@@ -44,6 +44,9 @@ __all__ = [
 ]
 
 
+_IS_DELETED = text("deleted_at IS NOT NULL")
+
+
 def list_index(name: str, *columns: str) -> Index:
     """Make an index that a list reads in its order, of the jobs that are not deleted."""
     is_kept = text("deleted_at IS NULL")
@@ -117,8 +120,8 @@ jobs = Table(
     Index("ix_jobs_parent", "parent_id", "created_at", "id"),
     Index("ix_jobs_root", "root_id"),
     Index("ix_jobs_expires", "expires_at"),
-    # rows of deleted jobs, to be removed for good
-    Index("ix_jobs_deleted", "deleted_at"),
+    # rows of deleted jobs, to be removed for good; partial, or SQLite would read lists of all others from it
+    Index("ix_jobs_deleted", "deleted_at", sqlite_where=_IS_DELETED, postgresql_where=_IS_DELETED),
     # how much of an owner's waits
     Index("ix_jobs_owner_queue", "queue_key", "status", "pool"),
 )

@@ -54,7 +54,7 @@ def test_a_database_that_is_full_says_so_without_the_prompt(
             answer = http.post("/v1/videos", json={"prompt": CANARY * 20, "metadata": {"a": CANARY * 20}})
             if answer.status_code != 200:
                 break
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "database_unavailable")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (507, "insufficient_storage")
     assert "SQLITE_FULL" in logged.getvalue()
     assert CANARY not in logged.getvalue()
 

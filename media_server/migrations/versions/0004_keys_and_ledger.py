@@ -13,7 +13,10 @@ def upgrade() -> None:
     """Add what a ledger by shot and limits by key need; entries made before name no shot."""
     op.add_column("usage", sa.Column("shot", sa.Integer(), nullable=True))
     op.create_index("ix_usage_job", "usage", ["job_id"], unique=False)
-    op.create_index("ix_jobs_deleted", "jobs", ["deleted_at"], unique=False)
+    is_deleted = sa.text("deleted_at IS NOT NULL")
+    op.create_index(
+        "ix_jobs_deleted", "jobs", ["deleted_at"], unique=False, sqlite_where=is_deleted, postgresql_where=is_deleted
+    )
     op.create_index("ix_jobs_owner_queue", "jobs", ["queue_key", "status", "pool"], unique=False)
     op.create_table(
         "tallies",
