@@ -36,12 +36,14 @@ Places = Mapping[str, Place]
 def progress_fields(db: Database, job: Job, places: Places | None = None) -> dict[str, Any]:
     """Give the fields that each job object has; `places` are those in their queues, if they are known already."""
     place = _place(db, job) if places is None else places.get(job.id)
+    # rows that earlier releases completed still have the step that was beaten last
+    is_counting = job.status is not Status.COMPLETED
     return {
         "status": job.status,
         "progress": int(job.progress),
         "stage": job.stage,
-        "step": job.step,
-        "total_steps": job.total_steps,
+        "step": job.step if is_counting else None,
+        "total_steps": job.total_steps if is_counting else None,
         "eta_s": job.eta_s if place is None else _eta_s(job, place),
         "queue_position": None if place is None else place.ahead,
         "attempt": job.attempt,

@@ -53,7 +53,7 @@ def end(
         "error_message": error.message if error else None,
     }
     if status is Status.COMPLETED:
-        columns |= {"progress": 100.0, "stage": None}
+        columns |= {"progress": 100.0, "stage": None, "step": None, "total_steps": None}
     moved = tx.conn.execute(
         jobs.update()
         .where(jobs.c.id == job.id, jobs.c.status == job.status, jobs.c.attempt == job.attempt)

@@ -133,11 +133,13 @@ def test_a_bare_heartbeat_is_no_event(db: Database) -> None:
 def test_completion_publishes_files_usage_and_result(db: Database) -> None:
     job = _submit(db, "owner", label="spot", model="tiny-wan", retention_s=60.0)
     claim = _claim(db)
+    claims.beat(db, claim, lease_s=LEASE_S, stage="denoise", step=7, total_steps=8, progress=87.5)
     video = ArtifactRecord("video", f"{job.id}/1/video.mp4", "video/mp4", 7, "ab")
     result = Result([video], {"fps": 16}, 2.5, 1 << 40, [UsageRecord("frames", 33)])
     assert claims.complete(db, claim, result)
     done = store.get(db, job.id)
     assert (done.status, done.progress, done.result, done.gpu_seconds) == (Status.COMPLETED, 100.0, {"fps": 16}, 2.5)
+    assert (done.stage, done.step, done.total_steps) == (None, None, None)
     assert done.peak_memory_bytes == 1 << 40
     assert done.completed_at is not None
     assert done.expires_at == pytest.approx(done.completed_at + 60.0)
