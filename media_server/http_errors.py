@@ -210,12 +210,14 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 async def _on_database_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, OperationalError)
-    logger.error("the database refused", exc_info=error, extra=_ids(request))
     if (
         getattr(error.orig, "sqlite_errorname", None) == "SQLITE_FULL"
         or getattr(error.orig, "sqlstate", None) == _DISK_FULL
     ):
+        # each refused request says this; a trace of each would fill what disk is left for the log
+        logger.error("the database's disk is full", extra=_ids(request))
         return problem_response(InsufficientStorage("The database's disk is full; nothing was written."))
+    logger.error("the database refused", exc_info=error, extra=_ids(request))
     return problem_response(
         NotReady("The database does not answer at the moment; try again.", code="database_unavailable"),
         {"retry-after": "1"},

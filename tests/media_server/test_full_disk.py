@@ -41,7 +41,9 @@ async def _status_of(error: sa.exc.OperationalError) -> int:
 
 
 @pytest.mark.parametrize(("is_full", "status"), [(True, 507), (False, 503)])
-def test_a_database_without_room_is_told_from_one_that_is_away(tmp_path: Any, is_full: bool, status: int) -> None:
+def test_a_database_without_room_is_told_from_one_that_is_away(
+    tmp_path: Any, is_full: bool, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
     db = open_database(f"sqlite:///{tmp_path / 'jobs.db'}")
     migrate(db)
     with pytest.raises(sa.exc.OperationalError) as failed, db.write() as tx:
@@ -55,6 +57,9 @@ def test_a_database_without_room_is_told_from_one_that_is_away(tmp_path: Any, is
     assert asyncio.run(_status_of(failed.value)) == status
     original = psycopg.errors.DiskFull("could not extend file") if is_full else psycopg.OperationalError("away")
     assert asyncio.run(_status_of(sa.exc.OperationalError("INSERT", {}, original))) == status
+    # a full disk is one line, without a trace for every refused request
+    said = [record for record in caplog.records if record.name == "media_server.http_errors"]
+    assert [record.exc_info is None for record in said] == [is_full, is_full]
     if is_full:
         assert isinstance(failed.value.orig, sqlite3.OperationalError)
         # nothing was written, and the service goes on
