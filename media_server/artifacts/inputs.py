@@ -10,10 +10,12 @@ import base64
 import binascii
 import io
 import re
+import struct
 import warnings
+import zlib
 from dataclasses import dataclass
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from media_server import http_fetch
 from media_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
@@ -25,6 +27,21 @@ FETCH_TIMEOUT_S = 30.0
 
 _FORMATS = ("PNG", "JPEG", "WEBP")
 _FORMAT_RULE = "a still image in PNG, JPEG or WebP"
+# what Pillow's readers raise on bytes that are not what their header says
+_BROKEN = (
+    OSError, SyntaxError, ValueError, EOFError, TypeError, AttributeError, AssertionError, LookupError, ArithmeticError,
+    RuntimeError, struct.error, zlib.error,
+)  # fmt: skip
+# EXIF 2.32, 4.6.4 A: how to turn an image of each orientation upright
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 _DATA_URI = re.compile(r"data:([\w.+-]+/[\w.+-]+)?((?:;[\w.+-]+=[\w.+-]+)*);base64,", re.ASCII)
 
 
@@ -65,21 +82,25 @@ def prepare_image(content: bytes, *, param: str, width: int, height: int) -> Pre
         with warnings.catch_warnings():
             # threads share the filters, so that a concurrent call may leave this one in place: that is harmless
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = Image.open(io.BytesIO(content), formats=_FORMATS)
-            _check_header(image, param)
-            image.load()
+            return _decode(content, param, width, height)
     except UnidentifiedImageError as error:
         raise UnsupportedMedia(f"{param}: must be {_FORMAT_RULE}.", param=param, rule=_FORMAT_RULE) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _too_many_pixels(param, None) from error
-    except (OSError, SyntaxError, ValueError, EOFError) as error:
+    except _BROKEN as error:
         raise InvalidRequest(
             f"{param}: the image is broken and cannot be decoded.", param=param, rule="an image that decodes"
         ) from error
 
+
+def _decode(content: bytes, param: str, width: int, height: int) -> PreparedImage:
+    image = Image.open(io.BytesIO(content), formats=_FORMATS)
+    _check_header(image, param)
+    image.load()
     done: list[str] = []
-    upright = ImageOps.exif_transpose(image)
-    if upright is not image and upright.size != image.size:
+    turn = _TURNS.get(_orientation(image))
+    upright = image if turn is None else image.transpose(turn)
+    if upright.size != image.size:
         done.append("turned upright as its EXIF orientation says")
     flat = _to_rgb(upright, done)
     fitted = _cover(flat, width, height, done)
@@ -98,6 +119,15 @@ def _check_header(image: Image.Image, param: str) -> None:
         raise InvalidRequest(f"{param}: {rule}, got {size}.", param=param, rule=rule, value=size)
     if getattr(image, "n_frames", 1) != 1:
         raise InvalidRequest(f"{param}: must be {_FORMAT_RULE}; this one is animated.", param=param, rule=_FORMAT_RULE)
+
+
+def _orientation(image: Image.Image) -> int:
+    """Read the EXIF orientation, 1 to 8; 1, as it stands, if the block is broken or says something else."""
+    try:
+        found = image.getexif().get(ExifTags.Base.Orientation)
+    except _BROKEN:
+        return 1
+    return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
 
 def _to_rgb(image: Image.Image, done: list[str]) -> Image.Image:

@@ -3,12 +3,15 @@
 import asyncio
 import base64
 import io
+import random
+import struct
+import zlib
 from pathlib import Path
 
 import av
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from media_server.artifacts import inputs, probe
 from media_server.artifacts.inputs import PreparedImage, prepare_image, read_image_url
@@ -204,3 +207,72 @@ def test_a_probe_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(probe, "_TIMEOUT_S", 0.01)
     with pytest.raises(UnsupportedMedia, match="in time"):
         probe_clip(clip, param="video")
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def test_a_broken_exif_block_is_ignored() -> None:
+    png = _bytes(Image.new("RGB", (160, 96), "blue"))
+    # behind the signature (8) and IHDR (25)
+    for block in (b"", b"junk", b"II*\0\xff\xff\xff\xff", b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x0a\xff\xff\xff\xff"):
+        prepared, image = _prepare(png[:33] + _chunk(b"eXIf", block) + png[33:])
+        assert (image.getpixel((5, 5)), prepared.adjustments) == ((0, 0, 255), ())
+
+
+def test_an_orientation_beside_a_malformed_rational_is_applied() -> None:
+    # one directory: orientation 6, and an x resolution whose rational would lie behind the end
+    block = b"Exif\0\0MM\0*\0\0\0\x08" + struct.pack(">HHHIHHHHIII", 2, 0x0112, 3, 1, 6, 0, 0x011A, 5, 1, 0xFFFFFF, 0)
+    image = Image.new("RGB", (96, 160), "blue")
+    image.paste("red", (0, 0, 96, 80))
+    prepared, upright = _prepare(_bytes(image, "JPEG", exif=block, quality=95))
+    assert prepared.adjustments == ("turned upright as its EXIF orientation says",)
+    assert np.allclose(np.asarray(upright)[48, 150], (255, 0, 0), atol=6)
+    assert "exif" not in upright.info
+
+
+@pytest.mark.parametrize("orientation", range(10))
+def test_each_orientation_is_turned_as_pillow_does(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (96, 96, 3), np.uint8))
+    content = _bytes(image, exif=exif)
+    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
+    assert np.array_equal(np.asarray(_prepare(content, 96, 96)[1]), np.asarray(expected))
+
+
+@pytest.mark.parametrize(("format", "mode"), [("PNG", "P"), ("PNG", "RGBA"), ("JPEG", "RGB"), ("WEBP", "RGBA")])
+def test_mutated_images_are_prepared_or_refused(format: str, mode: str) -> None:
+    rng = random.Random(f"{format} {mode}")
+    exif = Image.Exif()
+    exif[0x0112], exif[0x011A], exif[0x010E] = 6, 72.0, "a ball"
+    exif.get_ifd(0x8769)[0x829A] = 0.5
+    options = {"transparency": bytes(range(256))} if mode == "P" else {}
+    content = _bytes(Image.effect_noise((24, 40), 60).convert(mode), format, exif=exif, **options)
+    for _ in range(400):
+        mutated = bytearray(content)
+        # most of them in the header, where the structure is
+        for _ in range(rng.randint(1, 4)):
+            mutated[rng.randrange(min(len(mutated), rng.choice((300, len(mutated)))))] = rng.randrange(256)
+        if format == "PNG" and rng.random() < 0.8:
+            mutated = _with_sums(mutated)
+        if rng.random() < 0.1:
+            del mutated[rng.randrange(len(mutated)) :]
+        try:
+            image = _prepare(bytes(mutated), 32, 16)[1]
+        except (InvalidRequest, UnsupportedMedia):
+            continue
+        assert (image.mode, image.size) == ("RGB", (32, 16))
+
+
+def _with_sums(png: bytearray) -> bytearray:
+    """Give each chunk its checksum, as long as there are whole ones: what is read must be the content's mutation."""
+    place = 8
+    while place + 12 <= len(png):
+        end = place + 8 + int.from_bytes(png[place : place + 4], "big")
+        if end + 4 > len(png):
+            break
+        png[end : end + 4] = struct.pack(">I", zlib.crc32(png[place + 4 : end]))
+        place = end + 4
+    return png
