@@ -1,5 +1,7 @@
 """How long a clip is, in how many chained segments, and whether the frames it is given leave something to make."""
 
+import math
+
 from media_server.models.card import VideoCard
 from media_server.models.clip_request import Adjustment, ClipRequest, Segments
 from media_server.validation import refuse
@@ -21,13 +23,19 @@ def find_overlap(card: VideoCard, request: ClipRequest) -> int:
 
 def find_num_frames(card: VideoCard, request: ClipRequest, fps: int, overlap: int) -> int:
     """Find the one length that was asked for; all ways of saying it must agree."""
+    most = card.limits.max_frames(fps)
+    too_long = f"at most {card.limits.max_seconds:g} s, which is {most} frames at {fps} fps"
     asked: dict[str, int] = {}
     if request.num_frames is not None:
         asked["num_frames"] = request.num_frames
-    if request.seconds is not None:
-        asked["seconds"] = round(request.seconds * fps)
-    if request.extend is not None and request.extend.seconds is not None:
-        asked["extend.seconds"] = round(request.extend.seconds * fps)
+    in_all = request.extend.seconds if request.extend else None
+    for param, seconds in (("seconds", request.seconds), ("extend.seconds", in_all)):
+        if seconds is None:
+            continue
+        # 1e308 s times a frame rate is no number of frames any more
+        if not math.isfinite(seconds * fps):
+            refuse(param, too_long, seconds)
+        asked[param] = round(seconds * fps)
     if len(set(asked.values())) > 1:
         refuse(next(iter(asked)), f"lengths must agree at {fps} fps", asked)
     if asked:
@@ -41,9 +49,8 @@ def find_num_frames(card: VideoCard, request: ClipRequest, fps: int, overlap: in
             num_frames = single + (request.extend.segments - 1) * max(single - overlap, 1)
     if num_frames < 1:
         refuse(param, f"at least one frame at {fps} fps", getattr(request, param, None))
-    most = card.limits.max_frames(fps)
     if num_frames > most:
-        refuse(param, f"at most {card.limits.max_seconds:g} s, which is {most} frames at {fps} fps", num_frames)
+        refuse(param, too_long, num_frames)
     return num_frames
 
 

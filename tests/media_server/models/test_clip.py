@@ -280,3 +280,13 @@ _CARD = VideoCard.model_validate(
         "conditions": ["text", "first_frame"],
     }
 )
+
+
+@pytest.mark.parametrize("seconds", [1e308, 1e300, 1e19])
+@pytest.mark.parametrize("param", ["seconds", "extend.seconds"])
+def test_a_length_past_every_number_of_frames_is_refused(card: VideoCard, param: str, seconds: float) -> None:
+    values: dict[str, Any] = {"seconds": seconds} if param == "seconds" else {"extend": {"seconds": seconds}}
+    with pytest.raises(InvalidRequest, match=r"at most 60 s, which is 960 frames at 16 fps") as caught:
+        _validate(card, **values)
+    assert caught.value.param == param
+    assert caught.value.rule and caught.value.value
