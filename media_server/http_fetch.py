@@ -7,6 +7,7 @@ this process is used; an error never says what an address was or what answered t
 
 import asyncio
 import ipaddress
+import re
 import socket
 import ssl
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ MAX_REDIRECTS = 5
 CONNECT_TIMEOUT_S = 5.0
 MAX_URL_CHARS = 2048
 
+_HOST = re.compile(rb"[A-Za-z0-9._-]+")
 _PUBLIC_RULE = "the URL's host has a public address"
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -75,6 +77,9 @@ async def fetch(
             raise _refused(param, f"at most {MAX_REDIRECTS} redirects")
     except TimeoutError as error:
         raise _refused(param, f"the URL answers within {timeout_s:g} s") from error
+    except (httpx.InvalidURL, UnicodeError) as error:
+        # of a redirect: the first URL has been checked
+        raise _refused(param, "the URL redirects to a valid URL") from error
     except (httpx.HTTPError, ssl.SSLError, OSError) as error:
         raise _refused(param, "the URL can be fetched") from error
 
@@ -88,16 +93,21 @@ def check_url(url: str, *, param: str, allow_private: bool) -> httpx.URL:
         raise _refused(param, f"a URL has at most {MAX_URL_CHARS} characters")
     try:
         parsed = httpx.URL(url)
+        # decoding an international name (xn--) may fail too
+        host = parsed.host
     except (httpx.InvalidURL, UnicodeError) as error:
         raise _refused(param, "a valid URL") from error
     if parsed.scheme not in (("https", "http") if allow_private else ("https",)):
         raise _refused(param, "the URL's scheme is https")
-    if not parsed.host or parsed.userinfo:
+    if not host or parsed.userinfo:
         raise _refused(param, "the URL has a host and no user name")
+    # httpx writes what no name may hold as %20
+    if ":" not in host and not _HOST.fullmatch(parsed.raw_host):
+        raise _refused(param, "the URL's host is a name of letters, digits, hyphens and dots, or an address")
     if parsed.port is not None and not 1 <= parsed.port <= 65535:
         raise _refused(param, "the URL's port is from 1 to 65535")
     try:
-        literal = ipaddress.ip_address(parsed.host)
+        literal = ipaddress.ip_address(host)
     except ValueError:
         return parsed
     if not (allow_private or is_public(literal)):

@@ -16,7 +16,7 @@ import pytest
 
 from media_server import http_fetch
 from media_server.errors import InvalidRequest
-from media_server.http_fetch import Fetched, fetch, is_public, resolve
+from media_server.http_fetch import Fetched, check_url, fetch, is_public, resolve
 
 PNG = b"\x89PNG not really"
 
@@ -186,3 +186,31 @@ def test_the_pinned_connection_verifies_the_name_of_the_url(
     assert _fetch(f"https://pictures.example:{port}/a.png", tls=trusted).content == PNG
     with pytest.raises(InvalidRequest, match="can be fetched"):
         _fetch(f"https://other.example:{port}/a.png", tls=trusted)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://xn--/",
+        "https://xn--a-/x",
+        "https://exa mple.com",
+        "https://a%41.com/",
+        "https://a|b.com",
+        "https://a<b",
+    ],
+)
+def test_a_host_that_is_no_name_is_refused(url: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_url(url, param="webhook_url", allow_private=False)
+    assert (caught.value.code, caught.value.param) == ("invalid_url", "webhook_url")
+    assert caught.value.rule
+
+
+@pytest.mark.parametrize("url", ["https://bücher.de/a b", "https://xn--bcher-kva.de", "https://a_b.example.com:8443/"])
+def test_a_host_that_is_a_name_is_taken(url: str) -> None:
+    assert check_url(url, param="webhook_url", allow_private=False).host
+
+
+def test_a_redirect_to_a_host_that_is_no_name_is_refused(site: ThreadingHTTPServer) -> None:
+    with pytest.raises(InvalidRequest, match="valid URL"):
+        _fetch(f"http://127.0.0.1:{site.server_port}/to/https://xn--/")
