@@ -101,9 +101,9 @@ def list_endpoints(
             try:
                 last = load(tx, after, owner_key_id)
             except NotFound as error:
-                raise InvalidRequest(
-                    f"after: no webhook endpoint has the id {after!r}.", param="after", value=after
-                ) from error
+                rule = "the id of a webhook endpoint"
+                message = f"after: must be {rule}; none has the id {after!r}."
+                raise InvalidRequest(message, param="after", rule=rule, value=after) from error
             place = sa.tuple_(sa.literal(last.created_at), sa.literal(last.id))
             query = query.where(sa.tuple_(table.c.created_at, table.c.id) < place)
         rows = tx.conn.execute(query.limit(limit + 1)).all()

@@ -83,7 +83,9 @@ def list_deliveries(
             try:
                 last = _load(tx, after, owner_key_id)
             except NotFound as error:
-                raise InvalidRequest(f"after: no delivery has the id {after!r}.", param="after", value=after) from error
+                rule = "the id of a delivery"
+                message = f"after: must be {rule}; none has the id {after!r}."
+                raise InvalidRequest(message, param="after", rule=rule, value=after) from error
             place = sa.tuple_(sa.literal(last.created_at), sa.literal(last.id))
             query = query.where(sa.tuple_(outbox.c.created_at, outbox.c.id) < place)
         rows = tx.conn.execute(query.order_by(outbox.c.created_at.desc(), outbox.c.id.desc()).limit(limit + 1)).all()

@@ -330,7 +330,10 @@ def test_pages_of_the_log(service: Any) -> None:
         page = service.http.get("/v1/webhook_deliveries", params={"limit": 2, **after}).json()
         found += [item["id"] for item in page["data"]]
     assert found == wanted
-    assert service.http.get("/v1/webhook_deliveries", params={"after": "evt_none"}).status_code == 400
+    for path, rule in (("deliveries", "the id of a delivery"), ("endpoints", "the id of a webhook endpoint")):
+        refused = service.http.get(f"/v1/webhook_{path}", params={"after": "x"})
+        assert refused.status_code == 400
+        assert (refused.json()["param"], refused.json()["rule"], refused.json()["value"]) == ("after", rule, "x")
 
 
 @pytest.mark.parametrize(
