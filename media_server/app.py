@@ -4,6 +4,7 @@ A request passes: error of last resort, request context, quotas in headers, body
 handlers, route. Routes are coroutines; whatever blocks (the store, files, decoding) runs in the thread pool.
 """
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,7 @@ from media_server.routes import (
     webhook_endpoints,
 )
 from media_server.settings import Settings
+from media_server.text.metering import close_meters
 from media_server.webhooks.objects import BODIES as WEBHOOK_BODIES
 from media_server.webhooks.sending import Sender
 
@@ -62,11 +64,15 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.artifacts = open_artifacts(settings)
         app.state.redis = redis.asyncio.from_url(settings.redis_url, socket_connect_timeout=3, socket_timeout=10)
         app.state.event_feed = EventFeed(app.state.db)
+        app.state.stopping = asyncio.Event()
+        app.state.meters = set()
         app.state.decoders = CapacityLimiter(MAX_DECODERS)
         app.state.webhook_tests = Sender(allow_private=settings.allow_private_urls, max_at_once=MAX_WEBHOOK_TESTS)
         try:
             yield
         finally:
+            begin_stop(app)
+            await close_meters(app.state.meters)
             await app.state.event_feed.close()
             await app.state.webhook_tests.aclose()
             await app.state.redis.aclose()
@@ -108,6 +114,12 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(module.router, dependencies=[Depends(identify), Depends(refuse_when_full)])
     describe(app, bodies=[*BODIES, *WEBHOOK_BODIES])
     return app
+
+
+def begin_stop(app: FastAPI) -> None:
+    """Have every request that waits for something be answered now: streams end, `Prefer: wait` shows the job."""
+    app.state.stopping.set()
+    app.state.event_feed.stop()
 
 
 class Bell:

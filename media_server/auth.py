@@ -80,6 +80,15 @@ def identify(request: Request) -> Caller:
 Owner = Annotated[Caller, Depends(identify)]
 
 
+def is_still_allowed(request: Request, caller: Caller) -> bool:
+    """Say whether what a stream was opened with still opens it: its key may be revoked or past its end by now."""
+    try:
+        found = _authenticate(request, request.app.state.settings)
+    except Unauthorized:
+        return False
+    return found.owner_key_id == caller.owner_key_id
+
+
 def refuse_open_address(settings: Settings, db: Database) -> None:
     """Raise ConfigurationError if the service would listen to other machines without a key that opens it."""
     if is_loopback(settings.host) or has_valid_keys(db):

@@ -137,6 +137,19 @@ class NotReady(MediaServerError):
     status, type, code, title = 503, "server_error", "not_ready", "Service unavailable"
 
 
+class ServiceStopping(NotReady):
+    """The service was told to stop while it answered."""
+
+    code = "service_stopping"
+
+    def __init__(self) -> None:
+        super().__init__("The service is stopping; try again in a moment.")
+
+    def headers(self) -> dict[str, str]:
+        """Give Retry-After: by then it is up again, if it is to be."""
+        return {"retry-after": "5"}
+
+
 class InsufficientStorage(MediaServerError):
     """The disk is too full to take new work."""
 

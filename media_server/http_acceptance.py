@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 
 from media_server.auth import Caller
 from media_server.errors import Conflict, InvalidRequest, NotFound
-from media_server.http_events import FALLBACK_S
+from media_server.http_events import FALLBACK_S, EventFeed
 from media_server.http_views import poll_after_ms
 from media_server.jobs import idempotency, store
 from media_server.jobs.database import Database
@@ -181,14 +181,18 @@ async def _answer(
 
 
 async def wait_for_end(request: Request, job: Job, wait_s: float) -> Job:
-    """Wait for at most `wait_s` until a job has ended; gives it as it stands then, as last seen if it is deleted."""
+    """Wait for at most `wait_s` until a job has ended or the service stops.
+
+    Gives it as it stands then, as last seen if it is deleted.
+    """
     db: Database = request.app.state.db
+    feed: EventFeed = request.app.state.event_feed
     with contextlib.suppress(TimeoutError, NotFound):
-        async with asyncio.timeout(wait_s), request.app.state.event_feed.listen(job.root_id) as news:
+        async with asyncio.timeout(wait_s), feed.listen(job.root_id) as news:
             while True:
                 news.clear()
                 job = await run_in_threadpool(store.get, db, job.id)
-                if job.status.is_terminal:
+                if job.status.is_terminal or feed.is_stopping:
                     return job
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(news.wait(), FALLBACK_S)

@@ -1,13 +1,14 @@
 """A job's events as server-sent events: each has an id, and a listener that comes back with it misses nothing.
 
 One query in `poll_s` looks for news of all listeners at once and only wakes those concerned; what they send they read
-themselves, by job, so that a wake-up that is lost costs `FALLBACK_S` and never an event.
+themselves, by job, so that a wake-up that is lost costs `FALLBACK_S` and never an event. When the service stops
+they send what there is and end, between two events.
 """
 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import sqlalchemy as sa
 from fastapi.sse import format_sse_event
@@ -23,6 +24,8 @@ from media_server.jobs.states import TERMINAL
 POLL_S = 0.25
 FALLBACK_S = 2.0
 HEARTBEAT_S = 15.0
+# a key that is revoked ends its streams after this
+KEY_EVERY_S = 5.0
 _BATCH = 500
 
 
@@ -32,6 +35,7 @@ class EventFeed:
     def __init__(self, db: Database, *, poll_s: float = POLL_S) -> None:
         self.db = db
         self.poll_s = poll_s
+        self.is_stopping = False
         self._listeners: dict[str, set[asyncio.Event]] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -48,6 +52,13 @@ class EventFeed:
             self._listeners[root_id].discard(news)
             if not self._listeners[root_id]:
                 del self._listeners[root_id]
+
+    def stop(self) -> None:
+        """Wake every listener, to end: the service stops."""
+        self.is_stopping = True
+        for listeners in self._listeners.values():
+            for news in listeners:
+                news.set()
 
     async def close(self) -> None:
         """Stop watching."""
@@ -81,23 +92,32 @@ class EventFeed:
         return {row.root_id for row in rows}, rows[-1].seq if rows else seen
 
 
-async def job_events(db: Database, feed: EventFeed, job: Job, *, after: int) -> AsyncIterator[bytes]:
+async def job_events(
+    db: Database, feed: EventFeed, job: Job, *, after: int, is_allowed: Callable[[], bool]
+) -> AsyncIterator[bytes]:
     """Yield the events of a job, of a film with its children's, from `after` on until the job's last one.
 
-    The stream also ends when the job is deleted.
+    The stream also ends when the job is deleted, when the service stops, and when `is_allowed`, which is asked every
+    KEY_EVERY_S and may block, says no.
     """
     yield format_sse_event(retry=2000)
     loop = asyncio.get_running_loop()
-    sent_at = loop.time()
+    sent_at = allowed_at = loop.time()
     async with feed.listen(job.root_id) as news:
         while True:
             news.clear()
+            if loop.time() - allowed_at >= KEY_EVERY_S:
+                if not await run_in_threadpool(is_allowed):
+                    return
+                allowed_at = loop.time()
             events = await run_in_threadpool(read_events, db, job, after)
             for event in events:
                 yield _encode(event)
                 after, sent_at = event.seq, loop.time()
                 if is_last(event, job):
                     return
+            if feed.is_stopping:
+                return
             if len(events) == _BATCH:
                 continue
             with contextlib.suppress(TimeoutError):

@@ -19,7 +19,7 @@ from media_server.text.messages import TextEvent
 from media_server.text.metering import Meter
 from media_server.text.reading import Entry, Reading
 from media_server.text.requests import SamplingFields
-from media_server.text.sse import HEADERS, MEDIA_TYPE, frames
+from media_server.text.sse import HEADERS, MEDIA_TYPE, frames, until_stopped
 
 
 async def answer_prompt(request: Request, body: SamplingFields, prompt: Prompt, meter: Meter) -> Response:
@@ -31,7 +31,7 @@ async def answer_prompt(request: Request, body: SamplingFields, prompt: Prompt, 
         await asyncio.shield(meter.close())
         raise
     answer = stored_answer(reading)
-    entries = meter.watch(client, reading)
+    entries = until_stopped(meter.watch(client, reading), reading, request.app.state.stopping)
     is_handed_on = False
     try:
         accepted = await _first(entries)

@@ -40,7 +40,7 @@ from media_server.text.requests import (
     sampling_of,
 )
 from media_server.text.slots import HOLD_S
-from media_server.text.sse import HEADERS, MEDIA_TYPE, event_number, frames
+from media_server.text.sse import HEADERS, MEDIA_TYPE, event_number, frames, until_stopped
 from media_server.text.templates import TextModel, TextModels
 
 router = APIRouter(tags=["chat"])
@@ -147,9 +147,8 @@ async def completion_events(
             param="completion_id",
             value=completion_id,
         )
-    return StreamingResponse(
-        frames(stored_answer(reading), client.events(reading)), headers=HEADERS, media_type=MEDIA_TYPE
-    )
+    entries = until_stopped(client.events(reading), reading, request.app.state.stopping)
+    return StreamingResponse(frames(stored_answer(reading), entries), headers=HEADERS, media_type=MEDIA_TYPE)
 
 
 def _prompt(

@@ -1,5 +1,6 @@
 """/v1/jobs: every job by its id, whatever it makes; cancelling; and its events as they happen."""
 
+from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Path, Query
@@ -8,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from media_server import http_objects as objects
-from media_server.auth import Caller, Owner
+from media_server.auth import Caller, Owner, is_still_allowed
 from media_server.errors import InvalidRequest
 from media_server.http_events import is_last, job_events, read_events
 from media_server.http_lists import METADATA_PARAMETER, Listing
@@ -93,7 +94,8 @@ async def follow_job(
     if job.status.is_terminal and after and await run_in_threadpool(_has_all, db, job, after):
         # EventSource comes back after each end, unless it is told with 204 that there is no more
         return Response(status_code=204)
-    stream = job_events(db, request.app.state.event_feed, job, after=after)
+    is_allowed = partial(is_still_allowed, request, owner)
+    stream = job_events(db, request.app.state.event_feed, job, after=after, is_allowed=is_allowed)
     headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
     return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 

@@ -3,8 +3,9 @@
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query
@@ -16,14 +17,14 @@ from starlette.responses import Response, StreamingResponse
 
 from media_server import http_objects as objects
 from media_server.admission import Limits, admit_text
-from media_server.auth import Caller, Owner
+from media_server.auth import Caller, Owner, is_still_allowed
 from media_server.errors import InvalidRequest, NotFound
 from media_server.films import MAX_FILM_SECONDS, MAX_IDEA_CHARS, MAX_SHOTS
 from media_server.http_acceptance import Taking, accepting, answer_again, answer_created, kept_job
 from media_server.http_body import parse_json
 from media_server.http_content import CONTENT_RESPONSES, remove, send_artifact
 from media_server.http_context import request_context
-from media_server.http_events import EventFeed, is_last, read_events
+from media_server.http_events import KEY_EVERY_S, EventFeed, is_last, read_events
 from media_server.http_fetch import check_url
 from media_server.http_lists import METADATA_PARAMETER, Listing
 from media_server.http_openapi import errors
@@ -123,7 +124,7 @@ async def create_storyboard(request: Request, owner: Owner, asked: Taking) -> Re
         body = parse_body(StoryboardRequest, values)
         if isinstance(key, KeptAnswer):
             if body.stream:
-                return _stream_of(request, await run_in_threadpool(kept_job, db, owner, key))
+                return _stream_of(request, owner, await run_in_threadpool(kept_job, db, owner, key))
             return await answer_again(request, owner, key, storyboard_object, asked, location=_LOCATION)
         if body.webhook_url is not None:
             check_url(body.webhook_url, param="webhook_url", allow_private=settings.allow_private_urls)
@@ -139,7 +140,7 @@ async def create_storyboard(request: Request, owner: Owner, asked: Taking) -> Re
 
         job = await run_in_threadpool(submit)
     if body.stream:
-        return _stream_of(request, job)
+        return _stream_of(request, owner, job)
     return await answer_created(request, job, storyboard_object, asked, key, status=202, location=_LOCATION)
 
 
@@ -285,16 +286,23 @@ def _owned(db: Database, storyboard_id: str, owner: Caller) -> Job:
     return owner.check(store.get(db, storyboard_id), kind="storyboard")
 
 
-async def _stream(db: Database, feed: EventFeed, job: Job) -> AsyncIterator[bytes]:
-    """Yield the text of a storyboard as it is written, and the storyboard itself when its job has ended."""
+async def _stream(db: Database, feed: EventFeed, job: Job, is_allowed: Callable[[], bool]) -> AsyncIterator[bytes]:
+    """Yield the text of a storyboard as it is written, and the storyboard itself when its job has ended.
+
+    The stream ends early as `job_events` does.
+    """
     created = await run_in_threadpool(storyboard_object, db, job)
     yield _frame("storyboard.created", created.model_dump(mode="json"))
     after, attempt = 0, 0
     loop = asyncio.get_running_loop()
-    sent_at = loop.time()
+    sent_at = allowed_at = loop.time()
     async with feed.listen(job.root_id) as news:
         while True:
             news.clear()
+            if loop.time() - allowed_at >= KEY_EVERY_S:
+                if not await run_in_threadpool(is_allowed):
+                    return
+                allowed_at = loop.time()
             for event in await run_in_threadpool(read_events, db, job, after):
                 after = event.seq
                 if is_last(event, job):
@@ -311,6 +319,8 @@ async def _stream(db: Database, feed: EventFeed, job: Job) -> AsyncIterator[byte
                 if text:
                     sent_at = loop.time()
                     yield _frame("storyboard.delta", {"id": job.id, "delta": text}, id=str(event.seq))
+            if feed.is_stopping:
+                return
             try:
                 await asyncio.wait_for(news.wait(), _FALLBACK_S)
             except TimeoutError:
@@ -321,8 +331,9 @@ async def _stream(db: Database, feed: EventFeed, job: Job) -> AsyncIterator[byte
                     yield format_sse_event(comment="heartbeat")
 
 
-def _stream_of(request: Request, job: Job) -> StreamingResponse:
-    stream = _stream(request.app.state.db, request.app.state.event_feed, job)
+def _stream_of(request: Request, owner: Caller, job: Job) -> StreamingResponse:
+    is_allowed = partial(is_still_allowed, request, owner)
+    stream = _stream(request.app.state.db, request.app.state.event_feed, job, is_allowed)
     return StreamingResponse(stream, headers=HEADERS, media_type=MEDIA_TYPE)
 
 

@@ -22,15 +22,22 @@ from media_server.text.messages import Usage
 from media_server.text.reading import EngineUnavailable, Entry, Reading
 from media_server.text.slots import HOLD_S, RENEW_S, Slot, take_slot
 
-# requests whose clients have left, until they end: a task that nobody holds may be collected
-_LEFT: set[asyncio.Task[None]] = set()
+# for the engine to be told of what was cut, and the ledger of what was used
+_CLOSE_S = 3.0
 
 
 class Meter:
     """Counts one request; made by `open_meter`, closed by whoever ends the request."""
 
     def __init__(
-        self, db: Database, owner: Caller, label: str | None, model: str, request_id: str, slot: Slot | None
+        self,
+        db: Database,
+        owner: Caller,
+        label: str | None,
+        model: str,
+        request_id: str,
+        slot: Slot | None,
+        open_meters: "set[Meter]",
     ) -> None:
         self._db = db
         self._owner = owner
@@ -40,6 +47,11 @@ class Meter:
         self._slot = slot
         self._renewed_at = time.monotonic()
         self._is_open = True
+        self._has_closed = asyncio.Event()
+        # a task that nobody holds may be collected
+        self._following: asyncio.Task[None] | None = None
+        self._open_meters = open_meters
+        open_meters.add(self)
         self._reading: Reading | None = None
         # of a request that no engine of ours reads: as its server says
         self._usage: Usage | None = None
@@ -61,21 +73,32 @@ class Meter:
         if not self._is_open:
             return
         self._is_open = False
-        if self._slot is not None:
-            await self._slot.give_back()
-        if (used := self._used()) is not None:
-            records = [
-                UsageRecord("prompt_tokens", used.prompt_tokens),
-                UsageRecord("completion_tokens", used.completion_tokens),
-            ]
-            enter = partial(ledger.enter_text, self._db, self._owner.owner_key_id, self._label, self._model)
-            await run_in_threadpool(enter, self._request_id, records)
+        try:
+            if self._slot is not None:
+                await self._slot.give_back()
+            if (used := self._used()) is not None:
+                records = [
+                    UsageRecord("prompt_tokens", used.prompt_tokens),
+                    UsageRecord("completion_tokens", used.completion_tokens),
+                ]
+                enter = partial(ledger.enter_text, self._db, self._owner.owner_key_id, self._label, self._model)
+                await run_in_threadpool(enter, self._request_id, records)
+        finally:
+            self._open_meters.discard(self)
+            self._has_closed.set()
 
     def follow(self, client: AsyncEngineClient, reading: Reading) -> None:
         """Go on counting a request whose client has left, until it ends by itself."""
-        task = asyncio.create_task(self._drain(client, reading))
-        _LEFT.add(task)
-        task.add_done_callback(_LEFT.discard)
+        self._following = asyncio.create_task(self._drain(client, reading))
+
+    async def wait_closed(self) -> None:
+        """Wait until it is closed; a request whose client has left is entered as far as it was read."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait([self._following])
+            # one that had not begun has closed nothing
+            await self.close()
+        await self._has_closed.wait()
 
     async def _drain(self, client: AsyncEngineClient, reading: Reading) -> None:
         try:
@@ -121,7 +144,19 @@ async def open_meter(
         if owner.limits.text_streams is not None:
             limit = owner.limits.text_streams
             slot = await take_slot(state.redis, owner.owner_key_id, request_id, limit, hold_s=hold_s)
-    return Meter(state.db, owner, label, model, request_id, slot)
+    return Meter(state.db, owner, label, model, request_id, slot, state.meters)
+
+
+async def close_meters(open_meters: set[Meter]) -> None:
+    """Wait, when the service stops, until the requests that were cut have ended: their engines told, their use entered.
+
+    A request that can be taken up again goes on in its engine; what it writes from here on is not counted.
+    """
+    waiting = [asyncio.ensure_future(meter.wait_closed()) for meter in open_meters]
+    if waiting:
+        _, late = await asyncio.wait(waiting, timeout=_CLOSE_S)
+        for task in late:
+            task.cancel()
 
 
 def _check_budgets(db: Database, owner: Caller, label: str | None) -> None:

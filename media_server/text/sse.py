@@ -4,6 +4,7 @@ The last frame of each event carries the event's number as its id, so that a rea
 with the next event; frames of control (heartbeats, [DONE], errors of ours) carry none.
 """
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
@@ -11,10 +12,10 @@ from typing import Any
 
 from fastapi.sse import format_sse_event
 
-from media_server.errors import MediaServerError
+from media_server.errors import MediaServerError, ServiceStopping
 from media_server.text.answers import Answer
 from media_server.text.engine import failure_error
-from media_server.text.reading import Entry
+from media_server.text.reading import Entry, Reading
 
 HEARTBEAT_S = 15.0
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -37,10 +38,25 @@ async def frames(answer: Answer, entries: AsyncIterator[Entry | None]) -> AsyncI
             chunks = answer.chunks(entry.event)
             for number, chunk in enumerate(chunks, start=1):
                 yield data_frame(chunk, id=f"{entry.number}-0" if number == len(chunks) else None)
+    except ServiceStopping as error:
+        # a reader that can take the stream up again takes this for a broken connection
+        if not answer.is_resumable:
+            yield data_frame({"error": error.to_body()["error"]})
+        return
     except MediaServerError as error:
         yield data_frame({"error": error.to_body()["error"]})
         return
     yield format_sse_event(data_str="[DONE]")
+
+
+async def until_stopped(
+    entries: AsyncIterator[Entry | None], reading: Reading, stopping: asyncio.Event
+) -> AsyncIterator[Entry | None]:
+    """Pass events on. Raises ServiceStopping once the service stops, unless the last event has been read by then."""
+    async for entry in entries:
+        yield entry
+        if stopping.is_set() and not reading.is_over:
+            raise ServiceStopping
 
 
 def data_frame(value: dict[str, Any], id: str | None = None) -> bytes:
