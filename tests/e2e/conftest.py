@@ -28,7 +28,7 @@ COMMAND = (sys.executable, "-P", "-m", "media_server.cli")
 # random weights, which stand in until there are trained ones, are much quicker
 HAS_MODEL = (ROOT / "assets" / "tiny_wan").is_dir()
 # enough for a test to look at a job, or to kill its worker, while it runs
-SLOW_STEPS = 20 if HAS_MODEL else 200
+SLOW_STEPS = 40 if HAS_MODEL else 200
 LAUNCHER = ROOT / "workers" / "child.py"
 START_S = 200.0
 # the service itself ends what has not drained within 30 s; a busy machine may take as long again to do so
