@@ -35,7 +35,7 @@ async def read_body(request: Request, *, max_part_bytes: int) -> AsyncIterator[d
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type == "application/json" or content_type.endswith("+json"):
-        yield check_text(parse_json(await request.body()))
+        yield parse_json(await request.body())
     elif content_type in BODY_TYPES:
         try:
             form = await request.form(
@@ -63,7 +63,7 @@ async def read_body(request: Request, *, max_part_bytes: int) -> AsyncIterator[d
 def parse_json(text: bytes) -> dict[str, Any]:
     """Parse a JSON object strictly: UTF-8, no NaN, no infinity, no repeated names, no more than MAX_DEPTH levels.
 
-    Raises InvalidRequest that says where it broke.
+    Raises InvalidRequest that says where it broke, or which field holds text that cannot be stored.
     """
     if not text.strip():
         return {}
@@ -86,7 +86,7 @@ def parse_json(text: bytes) -> dict[str, Any]:
         )
     if _depth(value) > MAX_DEPTH:
         raise _malformed(f"nested deeper than {MAX_DEPTH} levels")
-    return value
+    return check_text(value)
 
 
 def check_text(tree: dict[str, Any]) -> dict[str, Any]:

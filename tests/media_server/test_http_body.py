@@ -77,3 +77,18 @@ def test_malformed_json_says_where(text: bytes, reason: str) -> None:
     with pytest.raises(InvalidRequest, match=reason) as caught:
         parse_json(text)
     assert caught.value.code == "malformed_json"
+
+
+@pytest.mark.parametrize(
+    ("text", "param"),
+    [
+        (b'{"stop": ["a", "\\ud800"]}', "stop.1"),
+        (b'{"prompt": "a\\u0000"}', "prompt"),
+        (b'{"messages": [{"role": "user", "content": "\\udfff"}]}', "messages.0.content"),
+        (b'{"metadata": {"\\u0000": "x"}}', "metadata.?"),
+    ],
+)
+def test_text_that_cannot_be_stored_is_refused_by_its_field(text: bytes, param: str) -> None:
+    with pytest.raises(InvalidRequest, match="neither NUL nor half a surrogate pair") as caught:
+        parse_json(text)
+    assert (caught.value.param, caught.value.code) == (param, "invalid_request")
