@@ -18,10 +18,10 @@ from torch import Tensor
 
 from llm.detokenize import Detokenizer
 from llm.errors import CheckpointError, RequestRefused
-from llm.grammar import GrammarCompiler
+from llm.grammar import GrammarCompiler, too_complex
 from llm.kv_cache import KvCache
 from llm.model_runner import Chunk, ModelRunner, free_memory_bytes, load_model, plan_kv_tokens
-from llm.request import FinishReason, Output, Request, TokenLogprob
+from llm.request import FinishReason, Output, OutputError, Request, TokenLogprob
 from llm.sampling import Draw, allowed_tokens, mix, sample
 from llm.scheduler import Scheduled, Scheduler, SchedulerLimits
 from llm.sequence import Sequence
@@ -149,9 +149,12 @@ class Engine:
             live = [step.sampled[row] for row in rows]
             drawn = sample(step.logits[rows], [self._draw(sequence) for sequence in live]) if live else []
             for sequence, result in zip(live, drawn, strict=True):
-                if result is None:
+                if sequence.matcher is not None and sequence.matcher.is_error():
+                    # its mask allows an end, which the grammar does not
+                    self._end_grammar(sequence)
+                elif result is None:
                     logger.warning("request %s: no finite logits are left", sequence.request.id)
-                    sequence.finish(FinishReason.ERROR, "The model gave no finite probabilities.")
+                    sequence.finish(FinishReason.ERROR, OutputError("The model gave no finite probabilities."))
                 else:
                     self._push(sequence, *result)
         outputs = [output for sequence in self._active() if (output := sequence.take_output()) is not None]
@@ -215,7 +218,7 @@ class Engine:
         if sequence.matcher is not None:
             is_taken = sequence.matcher.consume_token(token_id)
             if not is_taken:
-                sequence.finish(FinishReason.ERROR, f"The grammar failed: {sequence.matcher.get_error()}")
+                self._end_grammar(sequence)
                 return
         self._push_text(sequence, token_id, logprob)
         if sequence.finish_reason is None:
@@ -236,9 +239,17 @@ class Engine:
                 return
         if matcher.is_stopped():
             if matcher.is_error():
-                sequence.finish(FinishReason.ERROR, f"The grammar failed: {matcher.get_error()}")
+                self._end_grammar(sequence)
             else:
                 sequence.finish(FinishReason.STOP)
+
+    def _end_grammar(self, sequence: Sequence) -> None:
+        """End a sequence whose grammar needs more than llguidance's limits allow."""
+        grammar, matcher = sequence.request.grammar, sequence.matcher
+        assert grammar is not None and matcher is not None
+        logger.info("request %s: the %s is too complex", sequence.request.id, grammar.type)
+        refused = too_complex(grammar, matcher)
+        sequence.finish(FinishReason.ERROR, OutputError(refused.message, "grammar_too_complex", refused.param))
 
     def _push_text(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> None:
         is_special = self.tokenizer.is_special_token(token_id)

@@ -25,7 +25,8 @@ class GrammarCompiler:
     def compile(self, grammar: Grammar) -> LLMatcher:
         """Make a matcher at the beginning of the text.
 
-        Raises RequestRefused with llguidance's reason if the grammar is malformed or not supported.
+        Raises RequestRefused with llguidance's reason if the grammar is malformed, not supported, or past llguidance's
+        limits where the text begins; further on it may be past them yet.
         """
         if grammar not in self._compiled:
             self._compiled[grammar] = self._compile(grammar)
@@ -38,12 +39,33 @@ class GrammarCompiler:
         try:
             source = _source(grammar)
         except ValueError as error:
-            raise RequestRefused(f"grammar: the {grammar.type} is malformed: {error}", param="grammar") from error
+            raise RequestRefused(
+                f"{grammar.param}: the {grammar.type} is malformed: {error}", param=grammar.param
+            ) from error
         matcher = LLMatcher(self.tokenizer, source, log_level=0)
         if matcher.is_error():
-            reason = matcher.get_error().strip().splitlines()[0]
-            raise RequestRefused(f"grammar: the {grammar.type} is not supported: {reason}", param="grammar")
+            reason = _reason(matcher)
+            raise RequestRefused(f"{grammar.param}: the {grammar.type} is not supported: {reason}", param=grammar.param)
+        # a lexer is built as it is used: begin a text, so that most of what is too complex is known before any work
+        begun = matcher.deep_copy()
+        for token_id in begun.compute_ff_tokens():
+            if not begun.consume_token(token_id):
+                break
+        if not begun.is_stopped():
+            begun.compute_bitmask()
+        if begun.is_error():
+            raise too_complex(grammar, begun)
         return matcher
+
+
+def too_complex(grammar: Grammar, matcher: LLMatcher) -> RequestRefused:
+    """Say which of llguidance's limits a grammar passed; the parser's state, which may quote the text, is left out."""
+    message = f"{grammar.param}: the {grammar.type} is too complex: {_reason(matcher)}"
+    return RequestRefused(message, param=grammar.param, code="grammar_too_complex")
+
+
+def _reason(matcher: LLMatcher) -> str:
+    return next(iter(matcher.get_error().strip().splitlines()), "no reason is given")
 
 
 def _source(grammar: Grammar) -> str:

@@ -30,6 +30,11 @@ class Grammar:
     type: GrammarType
     value: str
 
+    @property
+    def param(self) -> str:
+        """Field of a request that it is given by."""
+        return "response_format" if self.type in ("json_schema", "json_object") else "grammar"
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -112,6 +117,15 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class OutputError:
+    """Why a sequence ended with FinishReason.ERROR; `param` names the field if the request is what is wrong."""
+
+    message: str
+    code: Literal["model_error", "grammar_too_complex"] = "model_error"
+    param: str | None = None
+
+
+@dataclass(frozen=True)
 class Output:
     """What one step gave one sequence: released text and tokens; the last one carries finish_reason and usage.
 
@@ -125,4 +139,4 @@ class Output:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
-    error: str | None = None
+    error: OutputError | None = None

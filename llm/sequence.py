@@ -6,7 +6,7 @@ from llguidance import LLMatcher
 
 from llm.detokenize import Detokenizer
 from llm.kv_cache import Interval
-from llm.request import FinishReason, Output, Request, TokenLogprob, Usage
+from llm.request import FinishReason, Output, OutputError, Request, TokenLogprob, Usage
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Sequence:
     num_computed: int = 0
     interval: Interval | None = None
     finish_reason: FinishReason | None = None
-    error: str | None = None
+    error: OutputError | None = None
     # whether the last output has been given
     is_delivered: bool = False
     # gathered since the last output
@@ -69,7 +69,7 @@ class Sequence:
         elif self.num_output_tokens >= self.max_tokens:
             self.finish(FinishReason.LENGTH)
 
-    def finish(self, reason: FinishReason, error: str | None = None) -> None:
+    def finish(self, reason: FinishReason, error: OutputError | None = None) -> None:
         """End the sequence and release the text that was held back."""
         self.finish_reason = reason
         self.error = error

@@ -29,7 +29,7 @@ from llm.checkpoints.embedded import NAME as EMBEDDED_NAME
 from llm.checkpoints.embedded import ensure_embedded
 from llm.engine import Engine, load_engine
 from llm.errors import EngineError, RequestRefused
-from llm.request import FinishReason, Output
+from llm.request import FinishReason, Output, OutputError
 from media_server.artifacts.store import open_artifacts
 from media_server.errors import ConfigurationError
 from media_server.jobs.database import Database, open_database
@@ -224,7 +224,8 @@ class EngineProcess:
             return
         if output.finish_reason is FinishReason.ERROR:
             self.engine.abort(request_id)
-            self._end(request_id, Failure(code="model_error", message=output.error or "The model failed."))
+            error = output.error or OutputError("The model failed.")
+            self._end(request_id, Failure(code=error.code, message=error.message, param=error.param))
             return
         usage = None
         if output.usage is not None:

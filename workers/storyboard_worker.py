@@ -24,7 +24,7 @@ from media_server.jobs import claims, ledger
 from media_server.jobs.spec import Beat, Claim, Result, UsageRecord
 from media_server.models.registry import get_card
 from media_server.settings import Settings, load_settings
-from media_server.text.engine import EngineClient, EngineUnavailable, Prompt, failure_error
+from media_server.text.engine import GRAMMAR_TOO_COMPLEX, EngineClient, EngineUnavailable, Prompt, failure_error
 from media_server.text.messages import Sampling, Usage
 from media_server.text.remote import write_remotely
 from media_server.text.storyboard import Ask, StoryboardError, Task, Writer, write_storyboard
@@ -88,9 +88,10 @@ class Handler:
         except NotFound as error:
             claims.fail(context.db, claim, JobError("invalid_request", error.message))
         except MediaServerError as error:
-            # an engine's own words may quote what it was writing
+            # an engine's own words may quote what it was writing; a grammar is ours, and no fault of the caller's
+            is_ours = error.status >= 500 or error.code == GRAMMAR_TOO_COMPLEX
             failed = JobError("model_error", f"The language engine failed ({error.code}).")
-            claims.fail(context.db, claim, JobError("invalid_request", error.message) if error.status < 500 else failed)
+            claims.fail(context.db, claim, failed if is_ours else JobError("invalid_request", error.message))
         if usages:
             ledger.enter_attempt(context.db, claim.job, _records(usages))
 

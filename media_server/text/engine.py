@@ -31,8 +31,10 @@ from media_server.text.messages import (
 )
 from media_server.text.reading import EngineUnavailable, Entry, Reading
 
-__all__ = ["AsyncEngineClient", "EngineClient", "EngineUnavailable", "Prompt", "failure_error"]
+__all__ = ["GRAMMAR_TOO_COMPLEX", "AsyncEngineClient", "EngineClient", "EngineUnavailable", "Prompt", "failure_error"]
 
+# an engine's word for a grammar past its parser's limits: the fault of whoever wrote the grammar
+GRAMMAR_TOO_COMPLEX = "grammar_too_complex"
 DEADLINE_S = 900.0
 # the API's connection gives up after 10 s
 _BLOCK_MS = 1000
@@ -176,7 +178,7 @@ class EngineClient:
 
 def failure_error(failure: Failure) -> MediaServerError:
     """Turn an engine's failure into the error that leaves by HTTP."""
-    if failure.code in ("invalid_request", "context_length_exceeded"):
+    if failure.code in ("invalid_request", "context_length_exceeded", GRAMMAR_TOO_COMPLEX):
         return InvalidRequest(failure.message, code=failure.code, param=failure.param)
     if failure.code == "engine_unavailable":
         return EngineUnavailable(failure.message)

@@ -120,3 +120,46 @@ def test_bad_grammars_are_refused_with_the_reason(grammar: Grammar, make_engine:
     with pytest.raises(RequestRefused, match=f"the {grammar.type} is (malformed|not supported): .{{5,}}"):
         engine.add_request(Request("a", (1,), SamplingParams(), grammar))
     assert not engine.has_work
+
+
+MANY = {f"p{number}": {"type": "string"} for number in range(3000)}
+
+
+@pytest.mark.parametrize(
+    ("grammar", "param"),
+    [
+        (Grammar("regex", "a{1000000}"), "grammar"),
+        (Grammar("choice", json.dumps([f"c{number}" for number in range(20000)])), "grammar"),
+        (Grammar("json_schema", json.dumps({"type": "object", "properties": MANY})), "response_format"),
+    ],
+)
+def test_grammars_past_the_parsers_limits_are_refused_by_field(
+    grammar: Grammar, param: str, make_engine: Callable[..., Engine]
+) -> None:
+    engine = make_engine()
+    with pytest.raises(RequestRefused, match=f"{param}: the {grammar.type} is too complex: .{{5,}}") as caught:
+        engine.add_request(Request("a", (1,), SamplingParams(), grammar))
+    assert (caught.value.code, caught.value.param) == ("grammar_too_complex", param)
+    assert "state" not in caught.value.message and len(caught.value.message) < 300
+    assert not engine.has_work
+
+
+def test_a_grammar_that_grows_past_the_limits_ends_its_answer_alone(
+    make_engine: Callable[..., Engine], run_all: Run
+) -> None:
+    # the limit is met when the second member begins
+    members = {"kind": {"enum": ["ab", "cd"]}, "rest": {"type": "object", "properties": MANY}}
+    schema = {"type": "object", "properties": members, "required": ["kind", "rest"], "additionalProperties": False}
+    engine = make_engine()
+    engine.add_request(
+        Request("large", (1,), SamplingParams(max_tokens=100), Grammar("json_schema", json.dumps(schema)))
+    )
+    engine.add_request(Request("small", (1,), SamplingParams(max_tokens=100), Grammar("choice", '["yes", "no"]')))
+    answers = run_all(engine)
+    last = answers["large"][-1]
+    assert last.finish_reason is FinishReason.ERROR
+    assert last.error is not None
+    assert (last.error.code, last.error.param) == ("grammar_too_complex", "response_format")
+    assert "state" not in last.error.message and len(last.error.message) < 300
+    assert text_of(answers["small"]) in ("yes", "no")
+    assert not engine.has_work

@@ -1,5 +1,6 @@
 """The engine process over a real Valkey, with a tiny random model: streams, aborts, drains, restarts of either side."""
 
+import json
 import random
 import subprocess
 import threading
@@ -18,7 +19,7 @@ from llm.model_runner import ModelRunner
 from llm.request import Request, SamplingParams, TokenLogprob
 from llm.sampling import Draw, sample
 from media_server.settings import Settings
-from media_server.text.engine import EngineClient, EngineUnavailable, Prompt
+from media_server.text.engine import GRAMMAR_TOO_COMPLEX, EngineClient, EngineUnavailable, Prompt
 from media_server.text.messages import (
     Generate,
     Grammar,
@@ -234,6 +235,25 @@ def test_refusals_come_back_by_field(client: EngineClient, start: Callable[[], E
     (event,) = read(client, client.submit(bad))
     assert event.error is not None
     assert event.error.param == "grammar"
+    huge = Prompt("req_huge", MODEL, [1], Sampling(max_tokens=4), Grammar(type="regex", value="a{1000000}"))
+    (event,) = read(client, client.submit(huge))
+    assert event.error is not None
+    assert (event.error.code, event.error.param) == (GRAMMAR_TOO_COMPLEX, "grammar")
+
+
+def test_a_grammar_that_grows_past_the_limits_is_named(
+    client: EngineClient, start: Callable[[], EngineProcess]
+) -> None:
+    start()
+    many = {f"p{number}": {"type": "string"} for number in range(3000)}
+    members = {"kind": {"enum": ["ab", "cd"]}, "rest": {"type": "object", "properties": many}}
+    schema = {"type": "object", "properties": members, "required": ["kind", "rest"], "additionalProperties": False}
+    grammar = Grammar(type="json_schema", value=json.dumps(schema))
+    events = read(client, client.submit(Prompt("req_grows", MODEL, [1], Sampling(max_tokens=100), grammar)))
+    assert events[0].is_accepted
+    assert events[-1].error is not None
+    assert (events[-1].error.code, events[-1].error.param) == (GRAMMAR_TOO_COMPLEX, "response_format")
+    assert "state" not in events[-1].error.message
 
 
 def test_an_abort_frees_the_places_at_once(client: EngineClient, start: Callable[[], EngineProcess]) -> None:

@@ -23,6 +23,7 @@ from media_server.jobs.database import Database, migrate, open_database
 from media_server.models.card import TextCard, VideoCard
 from media_server.models.registry import publish
 from media_server.settings import Settings
+from media_server.text.engine import GRAMMAR_TOO_COMPLEX
 from media_server.text.messages import (
     ENGINES_KEY,
     Announcement,
@@ -177,6 +178,12 @@ class ScriptedEngine:
                     time.sleep(0.01)
                 if request.id in self.aborted:
                     return
+            if "entangle" in prompt:
+                failure = Failure(
+                    code=GRAMMAR_TOO_COMPLEX, message="grammar: the regex is too complex.", param="grammar"
+                )
+                self.write(request.id, number + 1, TextEvent(error=failure, is_last=True))
+                return
             if "break" in prompt:
                 failure = Failure(code="model_error", message="The model failed.")
                 self.write(request.id, number + 1, TextEvent(error=failure, is_last=True))

@@ -295,3 +295,32 @@ def test_nothing_of_a_conversation_is_on_disk(service: TextService) -> None:
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     assert any(path.name == "media-server.db" for path in files)
     assert [path.name for path in files if word.encode() in path.read_bytes()] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": "a\0"}]}, "messages.0.content"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "stop": "\ud800"}, "stop"),
+        ("completions", {"prompt": "\udfff"}, "prompt"),
+        ("completions", {"prompt": "a", "label": "\0"}, "label"),
+        ("storyboards", {"idea": "a", "seconds": 5, "label": "\ud800"}, "label"),
+        ("storyboards", {"idea": "a\0", "seconds": 5}, "idea"),
+    ],
+)
+def test_text_that_cannot_be_stored_is_refused_by_its_field(
+    service: TextService, path: str, body: dict[str, Any], param: str
+) -> None:
+    before = len(service.engine.requests)
+    with service.http as http:
+        answer = http.post(f"/v1/{path}", content=json.dumps(body), headers={"content-type": "application/json"})
+    assert answer.status_code == 400, answer.text
+    assert (answer.json()["param"], answer.json()["rule"]) == (param, "neither NUL nor half a surrogate pair")
+    assert len(service.engine.requests) == before
+
+
+def test_a_grammar_that_is_too_complex_is_the_callers_fault(service: TextService) -> None:
+    answer = chat(service, "entangle say half", grammar={"type": "regex", "value": "a{1000000}"})
+    assert answer.status_code == 400, answer.text
+    assert (answer.json()["error"]["code"], answer.json()["param"]) == ("grammar_too_complex", "grammar")
+    assert frames(chat(service, "entangle say half", stream=True))[-1][1]["error"]["code"] == "grammar_too_complex"

@@ -209,3 +209,13 @@ def test_bad_input_names_the_field_and_writes_nothing(
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["param"] == param
     assert len(store.list_jobs(context.db, limit=1000).data) == before
+
+
+def test_a_grammar_of_ours_that_is_too_complex_is_no_fault_of_the_callers(
+    service: TextService, context: PoolContext, handler: Handler
+) -> None:
+    created = create(service, idea="a ball and a rope entangle")
+    work(context, handler)
+    job = store.get(context.db, created["id"])
+    assert (job.status, job.error_code) == ("failed", "model_error")
+    assert "grammar_too_complex" in (job.error_message or "")
