@@ -179,20 +179,24 @@ class Settings(BaseModel):
         return self.artifacts_url or str(self.data_dir / "artifacts")
 
     @property
+    def runtime_path(self) -> Path:
+        """Where `runtime_dir` is, or would be."""
+        name = f"media-server-{os.getuid()}-{hashlib.sha256(bytes(self.data_dir)).hexdigest()[:8]}"
+        path = Path(tempfile.gettempdir()) / name
+        return path if len(bytes(path)) <= _MAX_RUNTIME_PATH else Path("/tmp") / name
+
+    @property
     def runtime_dir(self) -> Path:
         """Folder for sockets and locks, made on first use: short, 0700, one for each user and data folder.
 
         Raises ConfigurationError if the folder exists and is not ours alone.
         """
-        name = f"media-server-{os.getuid()}-{hashlib.sha256(bytes(self.data_dir)).hexdigest()[:8]}"
-        path = Path(tempfile.gettempdir()) / name
-        if len(bytes(path)) > _MAX_RUNTIME_PATH:
-            path = Path("/tmp") / name
+        path = self.runtime_path
         path.mkdir(mode=0o700, exist_ok=True)
         found = path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
             raise ConfigurationError(
-                "The runtime folder must be a folder of this user with mode 0700.", param="runtime_dir", value=name
+                "The runtime folder must be a folder of this user with mode 0700.", param="runtime_dir", value=path.name
             )
         return path
 

@@ -183,7 +183,11 @@ def hash_weights(folder: Path, cache: Path | None = None) -> str:
                 known[key] = hashlib.file_digest(file, "sha256").hexdigest()
         total.update(f"{path.relative_to(folder).as_posix()}\t{known[key]}\n".encode())
     if cache is not None:
-        cache.write_text(json.dumps(known))
+        try:
+            cache.write_text(json.dumps(known))
+        except OSError as error:
+            # on a full disk they are hashed again at the next start
+            logger.warning("the cache of weight hashes could not be written (errno %s)", error.errno)
     return f"sha256:{total.hexdigest()}"
 
 

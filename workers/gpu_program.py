@@ -100,13 +100,17 @@ def _claim_stdout() -> IO[str]:
 
 def hold_lock(path: Path) -> IO[str]:
     """Lock a file, waiting for whoever holds it; the lock ends with the process or when the file is closed."""
-    file = path.open("a+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        logger.info("the device is in use; waiting for %s", path.name)
-        fcntl.flock(file, fcntl.LOCK_EX)
-    return file
+    while True:
+        file = path.open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("the device is in use; waiting for %s", path.name)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            return file
+        # a service that has stopped took the file away meanwhile: whoever comes next locks another
+        file.close()
 
 
 def serve(channel: Channel, arguments: argparse.Namespace) -> int:

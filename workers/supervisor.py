@@ -35,6 +35,7 @@ from workers.child import tie_to_parent
 from workers.leases import end_leases_of_the_dead, worker_id
 from workers.logging_setup import setup_logging
 from workers.processes import Child, ChildSpec, describe_exit, write_line
+from workers.runtime_folder import remove_runtime_folder
 from workers.valkey import valkey_command, wait_until_answering
 
 logger = logging.getLogger(__name__)
@@ -63,14 +64,18 @@ def main(argv: Sequence[str]) -> int:
     settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with lock_data_dir(settings.data_dir), open_listener(settings.host, settings.port) as listener:
         settings = settings.model_copy(update={"port": listener.getsockname()[1]})
-        db = open_database(settings.database, ring=partial(ring, make_celery(settings)))
-        migrate(db)
-        refuse_open_address(settings, db)
-        supervisor = Supervisor(settings, db, listener)
-        # SIGHUP: the terminal that it was started in is closed
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, supervisor.request_stop)
-        return supervisor.run()
+        try:
+            db = open_database(settings.database, ring=partial(ring, make_celery(settings)))
+            migrate(db)
+            refuse_open_address(settings, db)
+            supervisor = Supervisor(settings, db, listener)
+            # SIGHUP: the terminal that it was started in is closed
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, supervisor.request_stop)
+            return supervisor.run()
+        finally:
+            # after a refused start too: naming the broker has made it
+            remove_runtime_folder(settings.runtime_path)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

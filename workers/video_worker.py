@@ -89,7 +89,7 @@ def _program(settings: Settings, entry: ModelEntry, pool: str, name: str, device
         settings.runtime_dir / lock,
         name=entry.name,
         pool=pool,
-        hash_cache=settings.runtime_dir / "weights.json",
+        hash_cache=settings.data_dir / "weights.json",
     )
 
 

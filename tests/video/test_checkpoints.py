@@ -50,6 +50,8 @@ def test_the_hash_covers_weights_and_configuration_and_not_the_card(folder: Path
     assert changed == hash_weights(folder) != first
     cache.write_text("[1")
     assert hash_weights(folder, cache) == changed
+    # one that cannot be written is done without
+    assert hash_weights(folder, tmp_path / "no folder" / "hashes.json") == changed
 
 
 def test_the_card_is_read(folder: Path) -> None:
