@@ -197,7 +197,7 @@ async def _forward(
     state = request.app.state
     hold_s = remote.TIMEOUT.read or HOLD_S
     meter = await open_meter(state, owner, body.label, body.model or "", new_id("req"), hold_s=hold_s)
-    return await remote.forward(state.settings, path, body, values, meter)
+    return await remote.forward(state.settings, path, body, values, meter, state.stopping)
 
 
 async def _load_model(request: Request, name: str | None) -> TextModel:

@@ -4,23 +4,26 @@ Bodies are checked by our rules and passed on as they came; answers come back as
 """
 
 import asyncio
+import contextlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator, Iterator, Mapping
 from contextlib import closing
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from media_server.errors import InvalidRequest, MediaServerError
+from media_server.errors import InvalidRequest, MediaServerError, ServiceStopping
 from media_server.settings import Settings
 from media_server.text.messages import Grammar, Usage
 from media_server.text.metering import Meter
 from media_server.text.reading import EngineUnavailable
 from media_server.text.requests import SamplingFields
-from media_server.text.sse import HEADERS, MEDIA_TYPE
+from media_server.text.sse import HEADERS, MEDIA_TYPE, data_frame
 from media_server.text.storyboard import Ask, StoryboardError
+
+T = TypeVar("T")
 
 # until the first byte of an answer; between chunks nobody is hurried
 TIMEOUT = httpx.Timeout(connect=5.0, write=30.0, read=600.0, pool=30.0)
@@ -50,11 +53,17 @@ def auth_headers(settings: Settings) -> dict[str, str]:
 
 
 async def forward(
-    settings: Settings, path: str, body: SamplingFields, values: Mapping[str, Any], meter: Meter
+    settings: Settings,
+    path: str,
+    body: SamplingFields,
+    values: Mapping[str, Any],
+    meter: Meter,
+    stopping: asyncio.Event,
 ) -> Response:
     """Pass a request on and its answer back; a stream is always asked for its usage, which the meter takes.
 
-    Raises InvalidRequest for a field of ours that the server does not know, EngineUnavailable if it does not answer.
+    Raises InvalidRequest for a field of ours that the server does not know, EngineUnavailable if it does not answer,
+    ServiceStopping if the service stops before it has.
     """
     try:
         for name in _OURS:
@@ -67,16 +76,20 @@ async def forward(
             payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
         client = open_client(settings)
         try:
-            answer = await client.send(client.build_request("POST", path, json=payload), stream=True)
+            sending = client.send(client.build_request("POST", path, json=payload), stream=True)
+            answer = await _unless_stopped(stopping, sending)
         except httpx.HTTPError as error:
             await client.aclose()
             raise EngineUnavailable("The language engine by URL does not answer; try again.") from error
+        except ServiceStopping:
+            await client.aclose()
+            raise
         if body.stream and answer.status_code == 200:
             has_usage = bool(body.stream_options and body.stream_options.include_usage)
-            relayed = _relay(client, answer, meter, has_usage=has_usage)
+            relayed = _relay(client, answer, meter, stopping, has_usage=has_usage)
             return StreamingResponse(relayed, headers=HEADERS, media_type=MEDIA_TYPE)
         try:
-            await answer.aread()
+            await _unless_stopped(stopping, answer.aread())
             if answer.status_code != 200:
                 raise remote_error(answer)
             whole = answer.json()
@@ -220,15 +233,17 @@ async def _close(reading: asyncio.Task[Any], chunks: AsyncGenerator[Any, None]) 
 
 
 async def _relay(
-    client: httpx.AsyncClient, answer: httpx.Response, meter: Meter, *, has_usage: bool
+    client: httpx.AsyncClient, answer: httpx.Response, meter: Meter, stopping: asyncio.Event, *, has_usage: bool
 ) -> AsyncIterator[bytes]:
     """Pass the stream on frame by frame, without the usage that only we asked for.
 
-    If our reader leaves, the connection closes and the server ends the request; what it wrote is counted by chunks.
+    If our reader leaves, or the service stops, the connection closes and the server ends the request; what it wrote is
+    counted by chunks.
     """
     num_chunks, is_counted = 0, False
+    frames = _frames(answer)
     try:
-        async for lines in _frames(answer):
+        while (lines := await _unless_stopped(stopping, _next(frames))) is not None:
             await meter.renew()
             data = "".join(line.removeprefix("data:").strip() for line in lines if line.startswith("data:"))
             chunk = json.loads(data) if data.startswith("{") else {}
@@ -240,10 +255,31 @@ async def _relay(
             elif not is_counted:
                 meter.count(Usage(prompt_tokens=0, completion_tokens=num_chunks))
             yield ("\n".join(lines) + "\n\n").encode()
+    except ServiceStopping as error:
+        yield data_frame({"error": error.to_body()["error"]})
     finally:
         await answer.aclose()
         await client.aclose()
         await asyncio.shield(meter.close())
+
+
+async def _unless_stopped(stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+    """Wait for something that a server does. Raises ServiceStopping, and leaves it, if the service stops first."""
+    working, stop = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait({working, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ServiceStopping
+        return working.result()
+    finally:
+        for task in (working, stop):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task
+
+
+async def _next(frames: AsyncIterator[list[str]]) -> list[str] | None:
+    return await anext(frames, None)
 
 
 async def _frames(answer: httpx.Response) -> AsyncIterator[list[str]]:

@@ -1,6 +1,7 @@
 """An OpenAI-compatible server by URL in the place of our engine: passed on, streamed, and its errors made ours."""
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +16,7 @@ from fastapi.testclient import TestClient
 from media_server.app import create_app
 from media_server.jobs.database import migrate, open_database
 from media_server.jobs.tables import usage
+from media_server.serve import ApiServer
 from media_server.settings import Settings
 from media_server.text.messages import Usage
 from media_server.text.remote import write_remotely
@@ -31,6 +33,8 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
+        # whoever asks it to hang waits for this
+        self.going_on = threading.Event()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -48,6 +52,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._json(400, {"error": {"message": "context too long", "code": "context_length_exceeded", "param": "x"}})
         elif content == "broken":
             self._json(502, {"detail": "no"})
+        elif content == "hang":
+            if body.get("stream"):
+                self.send_response(200)
+                self.send_header("content-type", "text/event-stream")
+                self.end_headers()
+                self.wfile.write(b'data: {"choices": [{"index": 0, "delta": {"content": "h"}}]}\n\n')
+            self.server.going_on.wait()
         elif body.get("stream"):
             self._stream(body)
         else:
@@ -179,3 +190,42 @@ def test_a_server_that_is_not_there(settings: Settings) -> None:
     )
     with pytest.raises(httpx.ConnectError):
         list(steps)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_does_not_wait_for_the_server(
+    server: Server, settings: Settings, http: TestClient, stream: bool
+) -> None:
+    server.going_on.clear()
+    before = len(server.bodies)
+    answers: list[httpx.Response] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        api = ApiServer(create_app(settings), log_config=None, timeout_graceful_shutdown=3600)
+        running = threading.Thread(target=api.run, args=([listener],))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/chat/completions"
+        body = {"model": "big", "messages": [{"role": "user", "content": "hang"}], "stream": stream}
+
+        def ask() -> None:
+            answers.append(httpx.post(url, json=body, trust_env=False, timeout=300))
+
+        asking = threading.Thread(target=ask)
+        running.start()
+        asking.start()
+        try:
+            while len(server.bodies) == before:
+                assert running.is_alive() and asking.is_alive()
+                asking.join(0.01)
+            api.should_exit = True
+            asking.join()
+        finally:
+            server.going_on.set()
+            api.should_exit = True
+            running.join()
+    (answer,) = answers
+    if answer.status_code == 200:
+        # its first byte had come
+        assert stream
+        assert json.loads(answer.text.strip().rpartition("data: ")[2])["error"]["code"] == "service_stopping"
+        return
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "service_stopping")
+    assert int(answer.headers["retry-after"]) > 0
