@@ -131,6 +131,14 @@ class Settings(BaseModel):
     # http and private addresses for inputs and webhooks: for tests and closed networks
     allow_private_urls: bool = False
 
+    @field_validator("data_dir", mode="before")
+    @classmethod
+    def _named(cls, value: object) -> object:
+        # Path("") is the folder that the process happens to stand in
+        if value == "":
+            raise ValueError("must name a folder")
+        return value
+
     @field_validator("data_dir")
     @classmethod
     def _absolute(cls, value: Path) -> Path:
@@ -278,7 +286,7 @@ def _read_file(config: Path | None) -> dict[str, Any]:
         )
     if isinstance(gpus := values.get("gpus"), list) and any(isinstance(gpu, dict) for gpu in gpus):
         values["gpus"], values["gpu_pools"] = _read_gpus(gpus)
-    if "data_dir" in values:
+    if values.get("data_dir"):
         # a relative folder is meant from where the file stands
         values["data_dir"] = path.absolute().parent / Path(values["data_dir"]).expanduser()
     return values

@@ -61,7 +61,6 @@ def main(argv: Sequence[str]) -> int:
         log_level=arguments.log_level,
     )
     setup_logging(settings, "supervisor")
-    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with lock_data_dir(settings.data_dir), open_listener(settings.host, settings.port) as listener:
         settings = settings.model_copy(update={"port": listener.getsockname()[1]})
         try:
@@ -82,7 +81,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="media-server up", description=main.__doc__)
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for any free one (default 8000)")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="data folder (default ~/.local/share/media-server)")
+    parser.add_argument("--data", metavar="DIR", help="data folder (default ~/.local/share/media-server)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
     parser.add_argument("--log-level", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
     parser.add_argument("--parent", type=int, metavar="PID", help="stop when this parent process dies (on Linux)")

@@ -32,7 +32,7 @@ FILES = {
 @click.option("--model", help="Video model by name.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("out"), show_default=True, help="Folder to fill.")
 @click.option("--serve", "is_served", is_flag=True, help="Start a service for this film, and stop it afterwards.")
-@click.option("--data", type=click.Path(path_type=Path), help="Data folder of the service that --serve starts.")
+@click.option("--data", metavar="DIR", help="Data folder of the service that --serve starts.")
 @service_options
 def make(
     idea: str,
@@ -44,7 +44,7 @@ def make(
     model: str | None,
     out: Path,
     is_served: bool,
-    data: Path | None,
+    data: str | None,
     url: str | None,
     as_json: bool,
 ) -> None:
@@ -71,7 +71,7 @@ def make(
 
 
 @contextlib.contextmanager
-def _client(url: str | None, is_served: bool, data: Path | None, console: Console) -> Iterator[Client]:
+def _client(url: str | None, is_served: bool, data: str | None, console: Console) -> Iterator[Client]:
     """Connect to the service there is, or to one that lives as long as this command."""
     if not is_served:
         if data is not None:

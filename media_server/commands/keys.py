@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 import click
 from rich.console import Console
 from rich.table import Table
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import OperationalError
 
 from media_server.commands.options import json_option, say_json
-from media_server.errors import InvalidRequest
-from media_server.jobs.database import Database, migrate, open_database
+from media_server.errors import ConfigurationError, InvalidRequest
+from media_server.jobs.database import Database, make_data_dir, migrate, open_database
 from media_server.keys import SCOPES, ApiKey, Scope, change_limits, create_key, get_key, list_keys, revoke_key
 from media_server.limits import KeyLimits, parse_amount, parse_budget
 from media_server.settings import load_settings
@@ -26,7 +28,7 @@ _DAY_S = 86400.0
 
 
 def _place_options(command: Command) -> Command:
-    data = click.option("--data", type=click.Path(path_type=Path), metavar="DIR", help="Data folder of the service.")
+    data = click.option("--data", metavar="DIR", help="Data folder of the service.")
     file = click.Path(exists=True, dir_okay=False, path_type=Path)
     return data(click.option("--config", type=file, metavar="FILE", help="TOML file of settings.")(command))
 
@@ -64,14 +66,14 @@ def create(
     work_per_day: str | None,
     storage: str | None,
     budgets: tuple[str, ...],
-    data: Path | None,
+    data: str | None,
     config: Path | None,
     as_json: bool,
 ) -> None:
     """Make an API key and show it: it is kept nowhere, and cannot be shown again."""
     limits = _limits(queued_jobs, text_streams, work_per_day, storage, budgets)
     lifetime_s = None if days is None else days * _DAY_S
-    db = _open(data, config)
+    db = _open(data, config, is_new_fine=True)
     key, text = create_key(db, name, scopes=scopes, limits=limits, lifetime_s=lifetime_s)
     if as_json:
         say_json({**_fields(key), "key": text})
@@ -83,7 +85,7 @@ def create(
 @click.command(name="list")
 @_place_options
 @json_option
-def list_(data: Path | None, config: Path | None, as_json: bool) -> None:
+def list_(data: str | None, config: Path | None, as_json: bool) -> None:
     """List the API keys, revoked ones too."""
     found = list_keys(_open(data, config))
     if as_json:
@@ -105,7 +107,7 @@ def list_(data: Path | None, config: Path | None, as_json: bool) -> None:
 @click.argument("key")
 @_place_options
 @json_option
-def revoke(key: str, data: Path | None, config: Path | None, as_json: bool) -> None:
+def revoke(key: str, data: str | None, config: Path | None, as_json: bool) -> None:
     """Revoke an API key, named by its id, its prefix or its name; its jobs go on."""
     revoked = revoke_key(_open(data, config), key)
     say_json(_fields(revoked)) if as_json else click.echo(f"{revoked.id} ({revoked.name}) is revoked")
@@ -125,13 +127,13 @@ def limit(
     storage: str | None,
     budgets: tuple[str, ...],
     is_none: bool,
-    data: Path | None,
+    data: str | None,
     config: Path | None,
     as_json: bool,
 ) -> None:
     """Change what an API key may use; limits that are not named stay, budgets are given all anew."""
-    db = _open(data, config)
     given = _limits(queued_jobs, text_streams, work_per_day, storage, budgets).model_dump(exclude_defaults=True)
+    db = _open(data, config)
     before = KeyLimits() if is_none else get_key(db, key).limits
     changed = change_limits(db, key, KeyLimits.model_validate({**before.model_dump(), **given}))
     if as_json:
@@ -140,12 +142,24 @@ def limit(
         click.echo(f"{changed.id} ({changed.name}): {_limits_text(changed.limits) or 'no limits'}")
 
 
-def _open(data: Path | None, config: Path | None) -> Database:
-    """Open the database, and make it if the service has never run: a key may come before its first start."""
+def _open(data: str | None, config: Path | None, *, is_new_fine: bool = False) -> Database:
+    """Open the database; make it if the service has never run and that is fine: a key may come before its first start.
+
+    Raises ConfigurationError if the data folder, or the database in it, cannot be used.
+    """
     settings = load_settings(config, data_dir=data)
-    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    db = open_database(settings.database)
-    migrate(db)
+    file = make_url(settings.database).database if settings.database.startswith("sqlite") else None
+    if file is not None and not is_new_fine and not Path(file).exists():
+        raise ConfigurationError(f"data: there is no database at {file}.", param="data", value=str(settings.data_dir))
+    if settings.database_url is None:
+        make_data_dir(settings.data_dir)
+    try:
+        db = open_database(settings.database)
+        migrate(db)
+    except (OSError, OperationalError) as error:
+        reason = error.orig if isinstance(error, OperationalError) else error.strerror
+        message = f"data: the database of {settings.data_dir} cannot be opened: {reason}."
+        raise ConfigurationError(message, param="data", value=str(settings.data_dir)) from error
     return db
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from media_server.commands.failure import CommandFailed
+from media_server.jobs.database import make_data_dir
 from media_server.settings import load_settings
 
 # models are loaded, the embedded language model is converted once; a model that cannot be loaded is tried for ever
@@ -23,13 +24,13 @@ _READY = re.compile(r"ready at (\S+)")
 
 
 @contextlib.contextmanager
-def serve(data_dir: Path | None, console: Console) -> Iterator[str]:
+def serve(data_dir: str | None, console: Console) -> Iterator[str]:
     """Start the whole service and give its address once it is ready; stop it at the end.
 
     Raises CommandFailed with the end of its log if it does not become ready.
     """
     folder = load_settings(data_dir=data_dir).data_dir
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_data_dir(folder)
     log_path = folder / "serve.log"
     # -P: a folder named like one of our packages in the working directory must not shadow it
     command = [sys.executable, "-P", "-m", "media_server.cli", "up", "--port", "0", "--data", str(folder)]

@@ -11,6 +11,7 @@ Invariants: all times are the database's clock; doorbells ring only after the co
 lock of its family first (`Transaction.lock`), so a family's events are numbered in the order of their commits.
 """
 
+import errno
 import fcntl
 import logging
 import os
@@ -168,14 +169,31 @@ def migrate(db: Database) -> None:
             upgrade(conn)
 
 
+def make_data_dir(path: Path) -> None:
+    """Make the data folder, for this user alone, if it is missing.
+
+    Raises ConfigurationError if it cannot be made, is no folder or cannot be written to.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise _bad_data_dir(path, error) from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise _bad_data_dir(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+
+
 @contextmanager
 def lock_data_dir(path: Path) -> Iterator[TextIO]:
     """Hold the data folder for one service at a time; the kernel frees it when the process ends.
 
-    Raises DataDirLocked if another running service holds it.
+    Raises DataDirLocked if another running service holds it, ConfigurationError if the folder cannot be used.
     """
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (path / "media-server.lock").open("a+") as file:
+    make_data_dir(path)
+    try:
+        file = (path / "media-server.lock").open("a+")
+    except OSError as error:
+        raise _bad_data_dir(path, error) from error
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -186,6 +204,16 @@ def lock_data_dir(path: Path) -> Iterator[TextIO]:
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield file
+
+
+def _bad_data_dir(path: Path, error: OSError) -> ConfigurationError:
+    reason = "it is not a folder" if isinstance(error, FileExistsError) else error.strerror
+    return ConfigurationError(
+        f"data: {path} cannot be the data folder: {reason}.",
+        param="data",
+        rule="a folder that can be made and written to",
+        value=str(path),
+    )
 
 
 def _open_sqlite(url: URL) -> Engine:

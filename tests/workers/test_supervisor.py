@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from media_server.cli import run
 from media_server.errors import ConfigurationError
 from media_server.jobs import store
 from media_server.jobs.claims import claim_next
@@ -144,3 +145,18 @@ def test_leases_of_dead_processes_of_this_machine_end(tmp_path: Path) -> None:
     assert claim_next(db, "alive", "next", 600.0) is None
     assert claim_next(db, "elsewhere", "next", 600.0) is None
     db.close()
+
+
+def test_a_data_folder_that_cannot_be_used_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # `up` sets its own logging; what it says to a person is the command line's
+    monkeypatch.setattr(supervisor, "setup_logging", lambda *_: None)
+    file = tmp_path / "file"
+    file.write_text("")
+    for bad in (file, file / "below", Path("/proc/x"), Path("/proc")):
+        assert run(["up", "--port", "0", "--data", str(bad)]) == 1
+        told = capsys.readouterr().err
+        assert told.startswith(f"media-server: data: {bad} cannot be the data folder: ") and told.count("\n") == 1
+    assert run(["up", "--data", ""]) == 1
+    assert "must name a folder" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from media_server.client import Client
 from media_server.commands import keys, usage
-from media_server.errors import InvalidRequest, NotFound
+from media_server.errors import ConfigurationError, InvalidRequest, NotFound
 from media_server.jobs.database import open_database
 from media_server.keys import find_key
 from media_server.settings import Settings
@@ -70,7 +70,7 @@ def test_amounts_that_are_none_are_refused(data: Path) -> None:
         with pytest.raises(InvalidRequest):
             _run(keys.create, data, "studio", *arguments)
     assert _run(keys.create, data, "studio", "--scope", "root").exit_code == 2
-    assert json.loads(_run(keys.list_, data, "--json").stdout) == []
+    assert not data.exists(), "nothing was made"
 
 
 class _Answers(Client):
@@ -105,3 +105,31 @@ def test_usage_is_shown_and_exported(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert service.asked[-1][0] == "/v1/usage/export"
     assert CliRunner().invoke(usage.usage, ["--csv", "-"]).stdout_bytes == target.read_bytes()
     assert json.loads(CliRunner().invoke(usage.usage, ["--json"]).output)[0]["key_id"] == "key_1"
+
+
+@pytest.mark.parametrize("command", [keys.create, keys.list_, keys.revoke, keys.limit])
+def test_a_data_folder_that_cannot_be_used_is_named(tmp_path: Path, data: Path, command: Any) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    arguments = [] if command is keys.list_ else ["studio"]
+    for bad in (file, Path("/proc/x")):
+        with pytest.raises(ConfigurationError, match=f"data: .*{bad}") as caught:
+            _run(command, bad, *arguments)
+        assert caught.value.param == "data"
+    with pytest.raises(ConfigurationError, match="must name a folder"):
+        CliRunner().invoke(command, [*arguments, "--data", ""], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("command", [keys.list_, keys.revoke, keys.limit])
+def test_only_a_new_key_makes_the_data_folder(data: Path, command: Any) -> None:
+    with pytest.raises(ConfigurationError, match="there is no database"):
+        _run(command, data, *([] if command is keys.list_ else ["studio"]))
+    assert not data.exists()
+
+
+def test_a_folder_that_may_not_be_written_to_is_named(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _run(keys.create, data, "studio")
+    # as for a user who is not the owner; root may write anywhere
+    monkeypatch.setattr("media_server.jobs.database.os.access", lambda *_: False)
+    with pytest.raises(ConfigurationError, match=r"data: .* cannot be the data folder: Permission denied"):
+        _run(keys.list_, data)
