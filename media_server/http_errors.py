@@ -135,8 +135,16 @@ def shown(value: Any) -> Any:
         return value
     if isinstance(value, UploadFile):
         return "(a file)"
-    text = value if isinstance(value, str) else repr(value)
+    text = value if isinstance(value, str) else repr(_without_files(value))
     return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}… ({len(text)} characters)"
+
+
+def _without_files(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_files(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _without_files(item) for name, item in value.items()}
+    return "(a file)" if isinstance(value, UploadFile) else value
 
 
 def _invalid(errors: Sequence[Mapping[str, Any]], *, outer: str = "") -> InvalidRequest:

@@ -14,6 +14,7 @@ from starlette.datastructures import UploadFile
 from media_server.films import FilmRequest
 from media_server.http_errors import invalid_from
 from media_server.models.clip import MAX_SEED, AttentionRequest, ExtendRequest, OutputRequest
+from media_server.validation import RequestModel
 
 # ids of other services may be looked up too: they are answered with 404
 ID_PATTERN = r"^[A-Za-z0-9_-]{1,80}$"
@@ -24,10 +25,17 @@ def _json_text(value: object) -> object:
     """Read an object that a form sent as JSON text; what is no JSON stays text and fails by its type."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
-            return json.loads(value)
+            return json.loads(value, object_pairs_hook=_unique_names)
         except (json.JSONDecodeError, RecursionError):
             return value
     return value
+
+
+def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        raise ValueError("each name stands once in one object")
+    return values
 
 
 def _image_text(value: object) -> object:
@@ -42,7 +50,7 @@ def _video_text(value: object) -> object:
     return {"id": value} if isinstance(value, str) else value
 
 
-class _Body(BaseModel):
+class _Body(RequestModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 

@@ -1,8 +1,8 @@
 """Reads a request's fields into a pydantic model, with our error where pydantic has its own; and refuses values."""
 
-from typing import Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, ValidationInfo, field_validator
 
 from media_server.errors import InvalidRequest
 
@@ -11,6 +11,20 @@ Model = TypeVar("Model", bound=BaseModel)
 # characters of a refused value that the answer repeats
 _MAX_ECHO = 200
 _RULES = {"extra_forbidden": "is not a field of this request", "missing": "is required"}
+
+
+class RequestModel(BaseModel):
+    """A part of a request. A number may be text, as forms have it, but not true, which pydantic takes for 1."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_booleans(cls, value: object, info: ValidationInfo) -> object:
+        inner = value if isinstance(value, list) else value.values() if isinstance(value, dict) else [value]
+        if any(isinstance(item, bool) for item in inner):
+            kinds = _kinds(cls.model_fields[info.field_name or ""].annotation)
+            if kinds & {int, float} and bool not in kinds:
+                raise ValueError("a number, not true or false")
+        return value
 
 
 def parse_request(model: type[Model], values: dict[str, Any]) -> Model:
@@ -24,6 +38,13 @@ def parse_request(model: type[Model], values: dict[str, Any]) -> Model:
         value = None if first["type"] == "missing" else _short(first["input"])
         got = "" if value is None else f", got {value!r}"
         raise InvalidRequest(f"{param or 'body'}: {rule}{got}.", param=param, rule=rule, value=value) from error
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """Gather the types that an annotation is made of."""
+    # what stands beside a type in Annotated is none
+    inner = get_args(annotation)[:1] if get_origin(annotation) is Annotated else get_args(annotation)
+    return {annotation} if not inner else set[Any]().union(*map(_kinds, inner))
 
 
 def refuse(param: str, rule: str, value: object) -> NoReturn:

@@ -3,7 +3,7 @@
 import secrets
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from media_server.admission import Limits, admit_film, admit_text
 from media_server.errors import InvalidRequest
@@ -16,14 +16,14 @@ from media_server.jobs.spec import Job, JobSpec
 from media_server.models.card import VideoCard
 from media_server.models.clip import MAX_SEED, ClipRequest, check_characters, validate_clip
 from media_server.models.pricing import predictions
-from media_server.validation import parse_request, refuse
+from media_server.validation import RequestModel, parse_request, refuse
 
 MAX_FILM_SECONDS = 600
 MAX_SHOTS = 100
 MAX_IDEA_CHARS = 4000
 
 
-class FilmRequest(BaseModel):
+class FilmRequest(RequestModel):
     """What a caller may say about a film; what is None the storyboard or the model's card decides."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -42,7 +42,7 @@ class FilmRequest(BaseModel):
     num_inference_steps: Annotated[int, Field(ge=1)] | None = None
     guidance_scale: Annotated[float, Field(ge=0)] | None = None
     webhook_url: str | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=16)] = {}
+    metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
     label: Annotated[str | None, Field(max_length=128, description="Project label of the usage ledger.")] = None
 

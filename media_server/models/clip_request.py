@@ -5,15 +5,15 @@ Invariant: a caller's words stand in `prompts()` alone, so that they can be eras
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from media_server.validation import parse_request
+from media_server.validation import RequestModel, parse_request
 
 MAX_SEED = 2**53
 _MAX_METADATA = 16
 
 
-class _Part(BaseModel):
+class _Part(RequestModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
@@ -63,9 +63,9 @@ class ClipRequest(_Part):
     attention: AttentionRequest | None = None
     extend: ExtendRequest | None = None
     output: OutputRequest = OutputRequest()
-    inputs: dict[Literal["first_frame", "last_frame", "video"], str] = {}
+    inputs: dict[Literal["first_frame", "last_frame", "video"], str] = Field(default_factory=dict)
     webhook_url: str | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=_MAX_METADATA)] = {}
+    metadata: dict[str, str] = Field(default_factory=dict, max_length=_MAX_METADATA)
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query
 from fastapi.sse import format_sse_event
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -41,6 +41,7 @@ from media_server.models.registry import get_card
 from media_server.settings import Settings
 from media_server.text.openapi import json_body
 from media_server.text.sse import HEADERS, MEDIA_TYPE
+from media_server.validation import RequestModel
 
 router = APIRouter(prefix="/v1/storyboards", tags=["storyboards"])
 
@@ -52,7 +53,7 @@ _HEARTBEAT_S = 15.0
 StoryboardId = Annotated[str, Path(max_length=80, description="The id of a storyboard.")]
 
 
-class StoryboardRequest(BaseModel):
+class StoryboardRequest(RequestModel):
     """An idea to be written out. What is left out, the service decides."""
 
     model_config = ConfigDict(

@@ -7,10 +7,11 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from media_server.errors import InvalidRequest
 from media_server.text.messages import Grammar, Sampling
+from media_server.validation import RequestModel
 
 MAX_MESSAGES = 2000
 MAX_CHOICES = 16
@@ -38,7 +39,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-class _Body(BaseModel):
+class _Body(RequestModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 

@@ -44,6 +44,10 @@ BAD_CLIPS: dict[str, tuple[dict[str, Any], str, Any]] = {
     "far too long": ({"prompt": "a", "seconds": 1e308}, "seconds", 1e308),
     "far too long in all": ({"prompt": "a", "extend": {"seconds": 1e308}}, "extend.seconds", 1e308),
     "no length": ({"prompt": "a", "seconds": 0}, "seconds", 0),
+    "seconds that are no number": ({"prompt": "a", "seconds": True}, "seconds", True),
+    "seed that is no number": ({"prompt": "a", "seed": False}, "seed", False),
+    "priority that is no number": ({"prompt": "a", "priority": True}, "priority", True),
+    "density that is no number": ({"prompt": "a", "attention": {"density": True}}, "attention.density", True),
     "seconds unreadable": ({"prompt": "a", "seconds": "soon"}, "seconds", "soon"),
     "lengths disagree": ({"prompt": "a", "seconds": 1, "num_frames": 3}, "num_frames", None),
     "fps": ({"prompt": "a", "fps": 500}, "fps", 500),
@@ -89,6 +93,13 @@ def test_the_same_refusals_by_form(service: Any) -> None:
     assert body["rule"] == "this field is not known here"
     answer = service.http.post("/v1/videos", data={"prompt": "a"}, files={"prompt": ("a.txt", b"x", "text/plain")})
     assert check_problem(answer, 400, "invalid_request", "prompt")
+    images = [("input_reference", ("a.png", _image(), "image/png")) for _ in range(2)]
+    answer = service.http.post("/v1/videos", data={"prompt": "a"}, files=images)
+    assert "UploadFile" not in answer.text
+    assert check_problem(answer, 400, "invalid_request", "input_reference")["value"] == "['(a file)', '(a file)']"
+    answer = service.http.post("/v1/videos", data={"prompt": "a", "metadata": '{"a": "1", "a": "2"}'})
+    body = check_problem(answer, 400, "invalid_request", "metadata")
+    assert body["rule"] == "each name stands once in one object"
     assert service.contents() == before
 
 
@@ -303,4 +314,14 @@ def test_files_of_a_row_that_could_not_be_written_are_removed(service: Any, monk
         "/v1/videos", data={"prompt": "a"}, files={"input_reference": ("a.png", _image(), "image/png")}
     )
     check_problem(answer, 503, "database_unavailable")
+    assert service.contents() == before
+
+
+def test_true_is_no_number_of_a_film(service: Any) -> None:
+    before = service.contents()
+    for name in ("seconds", "shots", "seed", "priority"):
+        body = check_problem(
+            service.http.post("/v1/films", json={"idea": "a", name: True}), 400, "invalid_request", name
+        )
+        assert (body["rule"], body["value"]) == ("a number, not true or false", True)
     assert service.contents() == before

@@ -324,3 +324,18 @@ def test_a_grammar_that_is_too_complex_is_the_callers_fault(service: TextService
     assert answer.status_code == 400, answer.text
     assert (answer.json()["error"]["code"], answer.json()["param"]) == ("grammar_too_complex", "grammar")
     assert frames(chat(service, "entangle say half", stream=True))[-1][1]["error"]["code"] == "grammar_too_complex"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_tokens": True}, {"n": True}, {"seed": False}, {"temperature": True}, {"stop_token_ids": [True]},
+        {"logit_bias": {"1": True}}, {"priority": True},
+    ],
+)  # fmt: skip
+def test_true_is_no_number(service: TextService, fields: dict[str, Any]) -> None:
+    answer = chat(service, "say x", **fields)
+    assert answer.status_code == 400, answer.text
+    assert (answer.json()["param"], answer.json()["rule"]) == (next(iter(fields)), "a number, not true or false")
+    # and booleans are booleans
+    assert chat(service, "say x", logprobs=True, ignore_eos=False).status_code == 200

@@ -190,6 +190,8 @@ def test_without_an_engine_the_job_is_tried_again_then_fails(
         ({"idea": " "}, 400, "idea"),
         ({"idea": "x" * 5000}, 400, "idea"),
         ({"seconds": 0}, 400, "seconds"),
+        ({"seconds": True}, 400, "seconds"),
+        ({"priority": True}, 400, "priority"),
         ({"seconds": 0.1, "shots": 9}, 400, "seconds"),
         ({"seconds": 61, "shots": 2}, 400, "seconds"),
         ({"shots": 0}, 400, "shots"),
