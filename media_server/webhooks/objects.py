@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from media_server.validation import RequestModel
 from media_server.webhooks import endpoints, log
 from media_server.webhooks.endpoints import EVENT_TYPES
 
@@ -44,7 +45,7 @@ Name = Annotated[str, Field(min_length=1, max_length=200, description="A name fo
 Url = Annotated[str, Field(max_length=2048, description="An https URL with a public address.")]
 
 
-class _Body(BaseModel):
+class _Body(RequestModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 

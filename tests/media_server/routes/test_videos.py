@@ -327,6 +327,12 @@ def test_extension_of_a_clip_made_here(service: Any) -> None:
         "segments": 1, "segment_frames": [32], "overlap_frames": 5, "anchor": False, "on_drift": "report",
     }  # fmt: skip
     assert service.artifacts.local_path(params["inputs"]["video"]).read_bytes() == service.worker.clip
+    fields = {"prompt": "it stops", "seconds": "1e308"}
+    for path, data in (("extensions", fields | {"video[id]": source["id"]}), ("", fields)):
+        answer = service.http.post(f"/v1/videos/{path}".rstrip("/"), data=data)
+        assert answer.status_code == 400, answer.text
+        body = answer.json()
+        assert (body["param"], body["value"]) == ("seconds", 1e308) and body["rule"].startswith("at most 30 s")
 
 
 def test_a_model_that_takes_one_image_continues_from_the_last_frame(service: Any) -> None:

@@ -288,7 +288,7 @@ def test_all_that_an_endpoint_missed_is_replayed_by_a_fresh_schedule(
         # the eleventh try is the first of a fresh schedule: the next is in seconds
         assert (rows[ids[1]].state, rows[ids[1]].uncounted) == ("pending", 10)
         assert rows[ids[1]].next_at - tx.now() < 7 < rows[ids[2]].next_at - tx.now()
-    for bad in ({"since": 5, "until": 5}, {}, {"since": -1}):
+    for bad in ({"since": 5, "until": 5}, {}, {"since": -1}, {"since": True}):
         assert service.http.post(f"/v1/webhook_endpoints/{endpoint_id}/replay", json=bad).status_code == 400
 
 
