@@ -55,7 +55,7 @@ def test_a_database_that_is_full_says_so_without_the_prompt(
             if answer.status_code != 200:
                 break
         assert (answer.status_code, answer.json()["error"]["code"]) == (507, "insufficient_storage")
-    assert "SQLITE_FULL" in logged.getvalue()
+    assert "the database's disk is full" in logged.getvalue()
     assert CANARY not in logged.getvalue()
 
 
