@@ -6,13 +6,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from media_server.errors import Conflict, InvalidRequest, NotFound
+from media_server.errors import Conflict, NotFound
 from media_server.ids import new_id
 from media_server.jobs import idempotency
 from media_server.jobs.database import Database, Transaction
 from media_server.jobs.outbox import receiver_of
 from media_server.jobs.states import TERMINAL
 from media_server.jobs.tables import outbox, webhook_endpoints
+from media_server.webhooks.pages import place_after
 from media_server.webhooks.signing import new_secret
 
 # the ends of the jobs that are announced: a film's children are its own affair, and joining is always one
@@ -98,14 +99,7 @@ def list_endpoints(
     query = sa.select(table).where(_is_of(owner_key_id)).order_by(table.c.created_at.desc(), table.c.id.desc())
     with db.read() as tx:
         if after is not None:
-            try:
-                last = load(tx, after, owner_key_id)
-            except NotFound as error:
-                rule = "the id of a webhook endpoint"
-                message = f"after: must be {rule}; none has the id {after!r}."
-                raise InvalidRequest(message, param="after", rule=rule, value=after) from error
-            place = sa.tuple_(sa.literal(last.created_at), sa.literal(last.id))
-            query = query.where(sa.tuple_(table.c.created_at, table.c.id) < place)
+            query = query.where(place_after(table, after, lambda id: load(tx, id, owner_key_id), "webhook endpoint"))
         rows = tx.conn.execute(query.limit(limit + 1)).all()
     return [Endpoint(**row._mapping) for row in rows[:limit]], len(rows) > limit
 

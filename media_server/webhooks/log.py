@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from media_server.errors import Conflict, InvalidRequest, NotFound
+from media_server.errors import Conflict, NotFound
 from media_server.jobs.database import Database, Transaction
 from media_server.jobs.outbox import DELIVERIES_POOL
 from media_server.jobs.tables import deliveries, outbox, webhook_endpoints
+from media_server.webhooks.pages import place_after
 
 State = Literal["pending", "delivered", "dead"]
 # how long the log says of a settled message what became of it
@@ -80,14 +81,7 @@ def list_deliveries(
             query = query.where(column == wanted)
     with db.read() as tx:
         if after is not None:
-            try:
-                last = _load(tx, after, owner_key_id)
-            except NotFound as error:
-                rule = "the id of a delivery"
-                message = f"after: must be {rule}; none has the id {after!r}."
-                raise InvalidRequest(message, param="after", rule=rule, value=after) from error
-            place = sa.tuple_(sa.literal(last.created_at), sa.literal(last.id))
-            query = query.where(sa.tuple_(outbox.c.created_at, outbox.c.id) < place)
+            query = query.where(place_after(outbox, after, lambda id: _load(tx, id, owner_key_id), "delivery"))
         rows = tx.conn.execute(query.order_by(outbox.c.created_at.desc(), outbox.c.id.desc()).limit(limit + 1)).all()
         return _with_tries(tx, rows[:limit]), len(rows) > limit
 

@@ -12,15 +12,16 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from video.checkpoints import load_checkpoint
+from video.checkpoints import Checkpoint, load_checkpoint
 from video.conditions import Given, encode_given
 from video.loop import Guidance, decode, denoise, encode_text, noise, schedule
 from video.tiny.scorer import assets, read, read_clip, score, table
@@ -113,26 +114,37 @@ def model_of(folder: Path, card: dict[str, Any], options: argparse.Namespace) ->
     """Load a checkpoint and return the function that makes its clips."""
     checkpoint = load_checkpoint(folder, options.device)
     defaults = card["defaults"]
+    steps = defaults["num_inference_steps"] if options.steps is None else options.steps
+    scale = defaults["guidance_scale"] if options.guidance is None else options.guidance
+    num_frames = card["frames"]["default"] if options.frames is None else options.frames
+    return partial(generate_clip, checkpoint, card, num_frames=num_frames, steps=steps, scale=scale)
+
+
+def generate_clip(
+    checkpoint: Checkpoint,
+    card: dict[str, Any],
+    prompt: str,
+    seed: int,
+    *,
+    num_frames: int,
+    steps: int,
+    scale: float,
+    given: Given | None = None,
+) -> Tensor:
+    """Make a clip `[num_frames, H, W, 3]` uint8 at the card's size, scheduler and shift, with the frames given."""
+    defaults = card["defaults"]
     width, height = (int(side) for side in card["size"]["default"].split("x"))
-    num_frames = options.frames or card["frames"]["default"]
-    guidance = Guidance(options.guidance or defaults["guidance_scale"])
-    steps = options.steps or defaults["num_inference_steps"]
-    negative = defaults["negative_prompt"] if guidance.is_on else None
-
-    def generate(prompt: str, seed: int) -> Tensor:
-        latents = denoise(
-            checkpoint,
-            noise(checkpoint, num_frames, height, width, seed),
-            schedule(checkpoint, steps, defaults["flow_shift"], defaults["scheduler"]),
-            encode_text(checkpoint, prompt, negative),
-            encode_given(checkpoint, Given(), num_frames, height, width),
-            guidance,
-            _silent,
-        )
-        frames: Iterator[Tensor] = decode(checkpoint, latents, _silent)
-        return torch.cat(list(frames))
-
-    return generate
+    guidance = Guidance(scale)
+    latents = denoise(
+        checkpoint,
+        noise(checkpoint, num_frames, height, width, seed),
+        schedule(checkpoint, steps, defaults["flow_shift"], defaults["scheduler"]),
+        encode_text(checkpoint, prompt, defaults["negative_prompt"] if guidance.is_on else None),
+        encode_given(checkpoint, given or Given(), num_frames, height, width),
+        guidance,
+        _silent,
+    )
+    return torch.cat(list(decode(checkpoint, latents, _silent)))
 
 
 def _silent(stage: str, step: int, total: int) -> None:

@@ -8,17 +8,15 @@ import torch
 from torch import Tensor
 
 from video.checkpoints import Checkpoint, load_checkpoint
-from video.conditions import Given, encode_given
-from video.loop import Guidance, decode, denoise, encode_text, noise, schedule
+from video.conditions import Given
 from video.tiny.draw import draw
-from video.tiny.score import is_taught
+from video.tiny.score import generate_clip, is_taught
 from video.tiny.scorer import assets, read, score
 from video.tiny.scorer_prompts import read_prompts
 from video.tiny.world import compose
 
 FOLDER = assets().parent / "tiny_wan"
 CARD = json.loads((FOLDER / "card.json").read_text())
-HEIGHT, WIDTH, FRAMES, STEPS = 96, 160, 17, 10
 # measured on all prompts that were taught: see assets/tiny_wan/ORIGIN.md; the floors leave room for twenty of them
 FLOORS = {"color": 0.75, "scene": 0.85, "direction": 0.45}
 
@@ -29,16 +27,8 @@ def checkpoint() -> Checkpoint:
 
 
 def make(checkpoint: Checkpoint, prompt: str, seed: int, given: Given | None = None) -> Tensor:
-    latents = denoise(
-        checkpoint,
-        noise(checkpoint, FRAMES, HEIGHT, WIDTH, seed),
-        schedule(checkpoint, STEPS, CARD["defaults"]["flow_shift"], CARD["defaults"]["scheduler"]),
-        encode_text(checkpoint, prompt, ""),
-        encode_given(checkpoint, given or Given(), FRAMES, HEIGHT, WIDTH),
-        Guidance(CARD["defaults"]["guidance_scale"]),
-        lambda stage, step, total: None,
-    )
-    return torch.cat(list(decode(checkpoint, latents, lambda stage, step, total: None)))
+    scale = CARD["defaults"]["guidance_scale"]
+    return generate_clip(checkpoint, CARD, prompt, seed, num_frames=17, steps=10, scale=scale, given=given)
 
 
 def share(answers: Sequence[dict[str, bool]], name: str) -> float:
@@ -61,7 +51,7 @@ def test_it_does_what_prompts_say(checkpoint: Checkpoint) -> None:
 
 
 def test_it_goes_on_from_a_first_frame(checkpoint: Checkpoint) -> None:
-    first = draw([compose([("ball", "red", "large", "still")], "blue", seed=5)], 1, HEIGHT, WIDTH)[0]
+    first = draw([compose([("ball", "red", "large", "still")], "blue", seed=5)], 1, 96, 160)[0]
     clip = make(checkpoint, "a large red ball standing still on a blue background", 3, Given(start=first))
     error = (clip[0].float() - first[0].float()).square().mean()
     assert -10 * torch.log10(error / 255**2) > 24
