@@ -2,7 +2,7 @@
 
 x = (1 - s) clean + s noise, the timestep is 1000 s; s is logit-normal (80 %) or uniform (20 %), shifted more where a
 clip has more tokens. Conditioned latent frames are clean with timestep 0: none, the first, the first two to four, or
-the first and the last (`rest_latent`). A tenth of the captions is empty. In causal batches a latent frame attends to
+the first and the last (`rest_latent`); in clips of one or two latent frames at most all but one. A tenth of the captions is empty. In causal batches a latent frame attends to
 itself and earlier ones; a prefix of any length is clean and the later frames have noise levels of their own, as in a
 rollout with cached keys and values.
 """
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from video.tiny.alignment import Shown
-from video.tiny.latents import Bucket, Encoded
+from video.tiny.latents import FEWEST_FOR_REST, Bucket, Encoded
 from video.tiny.tokenizer import MAX_TOKENS
 
 # Shares of the conditions: none, first latent frame, first two to four, first and last.
@@ -83,7 +83,8 @@ def draw_batch(encoded: Encoded, empty: Tensor, mask: Tensor | None, generator: 
     several_count = 2 + pick(max(min(3, frames - 2), 1))
     count = (kind >= none).long()
     count = torch.where((kind >= none + first) & (kind < none + first + several), several_count, count)
-    is_last = kind >= none + first + several
+    is_last = (kind >= none + first + several) & (frames >= FEWEST_FOR_REST)
+    count = count.clamp(max=frames - 1)
     clean[:, :, -1:] = torch.where(is_last.view(-1, 1, 1, 1, 1), encoded.rest[rows].float(), clean[:, :, -1:])
     is_clean = (index < count[:, None]) | (is_last[:, None] & (index == frames - 1))
     return Batch(clean, sigmas * ~is_clean, noise, text, None, seen)

@@ -1,7 +1,8 @@
 """The encoded clips that the denoiser trains on: latents and caption embeddings by size of clip.
 
 Invariants: latents are normalised; a clip's `rest` is `rest_latent` of its frame -4 (see video/tiny/model.py); a
-caption's embedding has zeros after `</s>`, as in the Wan pipelines.
+caption's embedding has zeros after `</s>`, as in the Wan pipelines. A clip of less than `FEWEST_FOR_REST` latent frames
+has zeros for its `rest`: between its first and its last frame there is nothing to learn.
 """
 
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from video.tiny.forward import Kernels
 from video.tiny.model import PATCH, SPATIAL_FACTOR, TEMPORAL_FACTOR
 from video.tiny.optim import Budget
 from video.tiny.train_text import embed
+
+FEWEST_FOR_REST = 3
 
 
 @dataclass(frozen=True)
@@ -103,9 +106,12 @@ def encode_bucket(
         clips = draw(part.scenes, bucket.num_frames, bucket.height, bucket.width, device=device)
         for some in clips.split(clips_at_once):
             encoded, _ = forward.encode(vae, some, kernels, dtype)
+            latents.append(((encoded - mean) / std).to(dtype))
+            if bucket.latent_frames < FEWEST_FOR_REST:
+                rests.append(torch.zeros_like(latents[-1][:, :, :1]))
+                continue
             still = some[:, -TEMPORAL_FACTOR, None].expand(-1, 1 + TEMPORAL_FACTOR, -1, -1, -1)
             resting, _ = forward.encode(vae, still, kernels, dtype)
-            latents.append(((encoded - mean) / std).to(dtype))
             rests.append(((resting[:, :, 1:] - mean) / std).to(dtype))
         seen.append(shown(part.scenes, bucket.num_frames, bucket.height, bucket.width, device))
         rows = torch.from_numpy(part.ids).to(device)
