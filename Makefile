@@ -2,6 +2,7 @@
 # make film    one film from one sentence: make film IDEA="A red ball finds a friend."
 # make test    lint, types, layers, units, end to end; the store on PostgreSQL too if MEDIA_SERVER_TEST_POSTGRES_URL is set
 # make lint    the first three of these alone
+# make bench-api  the job API under load beside a bare route, on this machine: best when it is quiet
 # make clean   remove all that these made
 
 PYTHON ?= python3
@@ -16,7 +17,7 @@ export IDEA ?= A red ball rolls through the night and finds a blue friend.
 # both cores work on tests; each process computes on one
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: setup film test lint unit e2e clean
+.PHONY: setup film test lint unit e2e bench-api clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMPS)/packages $(STAMPS)/language-model
@@ -39,6 +40,9 @@ unit: setup
 
 e2e: setup
 	$(TEST_ENV) $(BIN)/python -m pytest -q -m e2e tests/e2e
+
+bench-api: setup
+	$(BIN)/python -m tests.benchmarks.bench_api $(if $(OUT),--out $(OUT))
 
 clean:
 	rm -rf $(VENV) .data out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

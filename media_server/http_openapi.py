@@ -105,6 +105,21 @@ def body_of(model: type[BaseModel], *, files: tuple[str, ...] = (), is_required:
     return {"requestBody": {"required": is_required, "content": content}}
 
 
+def event_stream(model: type[BaseModel]) -> dict[str, Any]:
+    """Declare the content of a stream of server-sent events whose `data` is `model` as JSON.
+
+    OpenAPI 3.1 has no word for a stream: the schema is that of one event, its fields as they stand in the stream.
+    """
+    data = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"$ref": _REF.format(model=model.__name__)},
+    }
+    text = {"type": "string"}
+    fields = {"id": text, "event": text, "data": data, "retry": {"type": "integer"}}
+    return {"text/event-stream": {"schema": {"type": "object", "properties": fields}}}
+
+
 def describe(app: FastAPI, *, bodies: list[type[BaseModel]]) -> None:
     """Make `app.openapi` write the document, once; `bodies` are the models that `body_of` names."""
 

@@ -14,16 +14,20 @@ _RULES = {"extra_forbidden": "is not a field of this request", "missing": "is re
 
 
 class RequestModel(BaseModel):
-    """A part of a request. A number may be text, as forms have it, but not true, which pydantic takes for 1."""
+    """A part of a request. A number may be text, as forms have it, but not true, which pydantic takes for 1, nor is 1
+    true."""
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_booleans(cls, value: object, info: ValidationInfo) -> object:
+    def _no_mixed_kinds(cls, value: object, info: ValidationInfo) -> object:
         inner = value if isinstance(value, list) else value.values() if isinstance(value, dict) else [value]
-        if any(isinstance(item, bool) for item in inner):
+        given = {type(item) for item in inner} & {bool, int, float}
+        if given:
             kinds = _kinds(cls.model_fields[info.field_name or ""].annotation)
-            if kinds & {int, float} and bool not in kinds:
+            if bool in given and kinds & {int, float} and bool not in kinds:
                 raise ValueError("a number, not true or false")
+            if given & {int, float} and bool in kinds and not kinds & {int, float}:
+                raise ValueError("true or false, not a number")
         return value
 
 

@@ -24,7 +24,8 @@ from media_server.jobs.spec import JobSpec
 from media_server.jobs.states import Status
 from media_server.models.registry import publish
 from media_server.settings import Settings
-from tests.media_server.routes.conftest import VIDEO_CARD, ScriptedWorker
+from tests.media_server.routes.conftest import VIDEO_CARD
+from tests.media_server.scripted_worker import ScriptedWorker
 from tests.workers.test_media_worker import submit_join
 from tests.workers.test_video_worker import PARAMS
 from workers.clip_files import ClipFiles

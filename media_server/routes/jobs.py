@@ -13,7 +13,7 @@ from media_server.auth import Caller, Owner, is_still_allowed
 from media_server.errors import InvalidRequest
 from media_server.http_events import is_last, job_events, read_events
 from media_server.http_lists import METADATA_PARAMETER, Listing
-from media_server.http_openapi import errors
+from media_server.http_openapi import errors, event_stream
 from media_server.http_requests import ID_PATTERN
 from media_server.http_views import job_object, list_page, page_places
 from media_server.jobs import store
@@ -75,7 +75,7 @@ async def cancel_job(request: Request, owner: Owner, job_id: JobId) -> objects.J
         200: {
             "description": "Server-sent events; each `data` is a JobEvent, each `id` its seq. A film's stream has the "
             "events of its children too. Ends after the job's last event.",
-            "content": {"text/event-stream": {"schema": {"$ref": "#/components/schemas/JobEvent"}}},
+            "content": event_stream(objects.JobEvent),
         },
         204: {"description": "The job has ended, and everything up to its end has been received."},
         **errors(404),

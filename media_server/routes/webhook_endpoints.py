@@ -109,7 +109,7 @@ async def retrieve_webhook_endpoint(
     response_model=objects.WebhookEndpoint,
     summary="Update a webhook endpoint",
     responses=errors(404),
-    openapi_extra=body_of(objects.EndpointChanges),
+    openapi_extra=body_of(objects.EndpointChanges, is_required=False),
 )
 async def update_webhook_endpoint(
     request: Request, owner: Owner, webhook_endpoint_id: EndpointId

@@ -1,7 +1,7 @@
-"""What the front's tests share: a model card, and databases (PostgreSQL too, by MEDIA_SERVER_TEST_POSTGRES_URL)."""
+"""What the front's tests share: a model card, and databases of both kinds."""
 
-import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,25 +12,52 @@ from sqlalchemy.engine import make_url
 
 from media_server.jobs.database import Database, migrate, open_database
 from media_server.models.card import VideoCard
+from tests.postgres import find_programs, running, why_missing
 
-POSTGRES_URL = os.environ.get("MEDIA_SERVER_TEST_POSTGRES_URL")
+
+@pytest.fixture(scope="session")
+def postgres(request: pytest.FixtureRequest) -> Iterator[str]:
+    """URL of a PostgreSQL server with an empty, migrated database `migrated`."""
+    programs = find_programs()
+    if programs is None:
+        pytest.skip(why_missing())
+    # the socket's path must be short, and open to the server's user: the run's own folder is not
+    folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
+    request.addfinalizer(lambda: shutil.rmtree(folder))
+    with running(programs, folder) as url:
+        _create_database(url, "migrated")
+        opened = open_database(_named(url, "migrated"))
+        migrate(opened)
+        opened.close()
+        yield url
 
 
-@pytest.fixture(params=["sqlite", "postgresql"] if POSTGRES_URL else ["sqlite"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(params=["sqlite", "postgresql"])
+def is_postgres(request: pytest.FixtureRequest) -> bool:
+    """Which of the two stores a test runs on."""
+    return bool(request.param == "postgresql")
+
+
+@pytest.fixture
+def database_url(is_postgres: bool, request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """URL of an empty database of its own."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'jobs.db'}"
-        return
-    assert POSTGRES_URL is not None
-    schema = f"test_{uuid.uuid4().hex}"
-    engine = sa.create_engine(make_url(POSTGRES_URL).set(drivername="postgresql+psycopg"))
-    with engine.begin() as conn:
-        conn.execute(sa.schema.CreateSchema(schema))
-    yield make_url(POSTGRES_URL).update_query_dict({"options": f"-csearch_path={schema}"}).render_as_string(False)
-    with engine.begin() as conn:
-        conn.execute(sa.schema.DropSchema(schema, cascade=True))
+    if not is_postgres:
+        return f"sqlite:///{tmp_path / 'jobs.db'}"
+    server: str = request.getfixturevalue("postgres")
+    return _create_database(server, f"test_{uuid.uuid4().hex}")
+
+
+def _create_database(server: str, name: str, template: str = "template1") -> str:
+    """Copy a database of the server and give the URL of the copy; nothing is dropped, since the server goes."""
+    engine = sa.create_engine(make_url(server).set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT")
+    with engine.connect() as conn:
+        conn.execute(sa.text(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy"))
     engine.dispose()
+    return _named(server, name)
+
+
+def _named(server: str, name: str) -> str:
+    return make_url(server).set(database=name).render_as_string(hide_password=False)
 
 
 @pytest.fixture
@@ -50,12 +77,15 @@ def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def db(database_url: str, migrated_file: Path, rings: list[str]) -> Iterator[Database]:
+def db(is_postgres: bool, request: pytest.FixtureRequest, tmp_path: Path, rings: list[str]) -> Iterator[Database]:
     """A migrated database."""
-    if database_url.startswith("sqlite"):
-        shutil.copyfile(migrated_file, database_url.removeprefix("sqlite:///"))
-    opened = open_database(database_url, rings.append)
-    migrate(opened)
+    if is_postgres:
+        server = request.getfixturevalue("postgres")
+        url = _create_database(server, f"test_{uuid.uuid4().hex}", template="migrated")
+    else:
+        url = f"sqlite:///{tmp_path / 'jobs.db'}"
+        shutil.copyfile(request.getfixturevalue("migrated_file"), tmp_path / "jobs.db")
+    opened = open_database(url, rings.append)
     yield opened
     opened.close()
 

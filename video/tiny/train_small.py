@@ -42,11 +42,11 @@ CROPS = (Crop("near", 9, 8, 0.6), Crop("near", 17, 4, 0.15), Crop("wide", 17, 2,
 BUCKETS = (
     Bucket(64, 96, 17, 48, share=0.4, late_share=0.1, material=0.2, max_clips=3072),
     Bucket(64, 96, 33, 24, share=0.1, late_share=0.1, material=0.1, max_clips=512),
-    Bucket(96, 160, 17, 20, share=0.35, late_share=0.45, material=0.4, max_clips=3072),
-    Bucket(96, 160, 33, 10, share=0.05, late_share=0.2, material=0.3, max_clips=1280),
+    Bucket(96, 160, 17, 20, share=0.25, late_share=0.5, material=0.4, max_clips=3072),
+    Bucket(96, 160, 33, 10, share=0.05, late_share=0.15, material=0.3, max_clips=1280),
     # shapes cost a fifth here of what they cost in a clip of two seconds
-    Bucket(96, 160, 1, 96, share=0.25, late_share=0.1, material=0.1, max_clips=16384),
-    Bucket(96, 160, 5, 48, share=0.35, late_share=0.25, material=0.2, max_clips=12288),
+    Bucket(96, 160, 1, 96, share=0.2, late_share=0.05, material=0.1, max_clips=16384),
+    Bucket(96, 160, 5, 48, share=0.5, late_share=0.3, material=0.2, max_clips=4096),
 )
 CAPTIONS_EACH = 6
 DEVICE = torch.device("cpu")
@@ -182,10 +182,11 @@ def transformer(args: argparse.Namespace) -> None:
     for bucket in BUCKETS:
         if args.sizes and bucket.name not in args.sizes:
             continue
-        parts = [torch.load(path, weights_only=True) for path in sorted(args.out.glob(f"encoded-{bucket.name}-*.pt"))]
+        files = sorted(args.out.glob(f"encoded-{bucket.name}-*.pt"))
+        parts = [torch.load(path, weights_only=True, mmap=True) for path in files]
         if not parts:
             raise FileNotFoundError(f"train_small: no encoded-{bucket.name}-*.pt in {args.out}; run `encode` first")
-        joined = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+        joined = parts[0] if len(parts) == 1 else {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
         seen = Shown(*(joined.pop(name) for name in ("cover", "things", "backdrop")))
         material.append(Encoded(bucket, **joined, shown=seen))
     encoder = build_text_encoder(len(captions.WORDS) + 3).eval()

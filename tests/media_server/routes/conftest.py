@@ -1,32 +1,26 @@
 """The application on a real SQLite store and a real folder, with a scripted worker in the place of the models."""
 
-import io
-import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import av
-import numpy as np
 import pytest
 import uvicorn
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from PIL import Image
 
 from media_server.app import create_app
 from media_server.artifacts.store import ArtifactStore, open_artifacts
-from media_server.errors import JobError
-from media_server.jobs import claims
 from media_server.jobs.database import Database, migrate, open_database
-from media_server.jobs.spec import Claim, Result
 from media_server.jobs.tables import metadata
 from media_server.models.card import TextCard, VideoCard
 from media_server.models.registry import publish
 from media_server.settings import Settings
+from tests.media_server import scripted_worker
+from tests.media_server.scripted_worker import ScriptedWorker
 
 VIDEO_CARD = VideoCard.model_validate(
     {
@@ -72,89 +66,6 @@ ClipWriter = Callable[..., bytes]
 
 
 @dataclass
-class ScriptedWorker:
-    """Claims and ends jobs as the real workers do, with real files that cost nothing to make."""
-
-    db: Database
-    artifacts: ArtifactStore
-    clip: bytes
-    picture: bytes
-    name: str = "scripted@test:1"
-    beats: int = 3
-    failures: list[str] = field(default_factory=list)
-    report: dict[str, Any] = field(default_factory=lambda: {"drift": {"verdict": "none"}})
-
-    def claim(self, pool: str) -> Claim | None:
-        return claims.claim_next(self.db, pool, self.name, 20.0)
-
-    def run_all(self) -> int:
-        """Do everything that can be claimed; returns how many jobs that was."""
-        done = 0
-        while found := next((claim for pool in ("video", "text", "media") if (claim := self.claim(pool))), None):
-            self.do(found)
-            done += 1
-        return done
-
-    def do(self, claim: Claim) -> None:
-        for step in range(1, self.beats + 1):
-            beat = claims.beat(
-                self.db, claim, lease_s=20.0, stage="denoise", step=step, total_steps=self.beats,
-                progress=100.0 * step / (self.beats + 1), eta_s=1.0,
-            )  # fmt: skip
-            if beat.cancel_requested:
-                assert claims.confirm_cancel(self.db, claim)
-                return
-        if self.failures:
-            claims.fail(self.db, claim, JobError("out_of_memory", self.failures.pop()))
-            return
-        assert claims.complete(self.db, claim, self._make(claim))
-
-    def _make(self, claim: Claim) -> Result:
-        job = claim.job
-        video, picture = ("video/mp4", self.clip), ("image/jpeg", self.picture)
-        if job.kind == "storyboard":
-            board = self._board(job.params)
-            files = {"storyboard.json": ("application/json", json.dumps(board).encode())}
-            return self._store(claim, files, {"storyboard": board})
-        if job.kind == "join":
-            files = {
-                "film.mp4": video,
-                "storyboard.json": ("application/json", json.dumps(job.params["storyboard"]).encode()),
-                "timeline.otio": ("application/json", b"{}"),
-                "contact_sheet.png": ("image/png", b"png"),
-                "thumbnail.jpg": picture,
-            }
-            return self._store(claim, files, {})
-        files = {
-            "video.mp4": video,
-            "thumbnail.jpg": picture,
-            "spritesheet.jpg": picture,
-            "spritesheet.vtt": ("text/vtt", b"WEBVTT\n\n00:00.000 --> 00:02.000\nspritesheet.jpg#xywh=0,0,16,9\n"),
-            "last_frame.png": ("image/png", _picture("PNG", (160, 96))),
-            "manifest.json": ("application/json", json.dumps({"v": 1, "seed": job.params["seed"]}).encode()),
-        }
-        return self._store(claim, files, self.report)
-
-    def _store(self, claim: Claim, files: dict[str, tuple[str, bytes]], result: dict[str, Any]) -> Result:
-        records = []
-        for filename, (content_type, content) in files.items():
-            stored = self.artifacts.put_bytes(f"{claim.job.id}/{claim.attempt}/{filename}", content, content_type)
-            name = {"film.mp4": "video", "spritesheet.vtt": "spritesheet_vtt"}.get(filename, filename.partition(".")[0])
-            records.append(stored.record(name))
-        return Result(artifacts=records, result=result, gpu_seconds=0.5, peak_memory_bytes=1 << 20)
-
-    @staticmethod
-    def _board(params: dict[str, Any]) -> dict[str, Any]:
-        count, total = params["shots"] or 2, params["num_frames"]
-        lengths = [total // count + (index < total % count) for index in range(count)]
-        shots = [
-            {"index": index, "prompt": f"a red ball, shot {index}", "num_frames": length}
-            for index, length in enumerate(lengths)
-        ]
-        return {"v": 1, "title": "A ball", "shots": shots}
-
-
-@dataclass
 class Service:
     """The application with what stands behind it."""
 
@@ -184,30 +95,13 @@ class Service:
 @pytest.fixture(scope="session")
 def write_clip() -> ClipWriter:
     """Write a real clip of grey frames: path, number of frames, size, frames a second."""
-
-    def write(path: Path, num_frames: int, size: tuple[int, int] = (160, 96), fps: int = 16) -> bytes:
-        with av.open(str(path), "w") as file:
-            stream = file.add_stream("libx264", rate=fps)
-            stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
-            for index in range(num_frames):
-                pixels = np.full((size[1], size[0], 3), (index * 8) % 256, np.uint8)
-                file.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
-            file.mux(stream.encode())
-        return path.read_bytes()
-
-    return write
+    return scripted_worker.write_clip
 
 
 @pytest.fixture(scope="session")
 def clip_bytes(write_clip: ClipWriter, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A real MP4 of 32 frames, 160x96, 16 fps."""
     return write_clip(tmp_path_factory.mktemp("clip") / "clip.mp4", 32)
-
-
-def _picture(format: str, size: tuple[int, int], color: str = "red") -> bytes:
-    content = io.BytesIO()
-    Image.new("RGB", size, color).save(content, format)
-    return content.getvalue()
 
 
 @pytest.fixture
@@ -234,7 +128,7 @@ def service(settings: Settings, migrated: Path, clip_bytes: bytes) -> Iterator[S
     publish(db, VIDEO_CARD, "scripted@test:1")
     publish(db, TEXT_CARD, "engine@test:1")
     artifacts = open_artifacts(settings)
-    worker = ScriptedWorker(db, artifacts, clip_bytes, _picture("JPEG", (64, 64)))
+    worker = ScriptedWorker(db, artifacts, clip_bytes, scripted_worker.draw_picture("JPEG", (64, 64)))
     with TestClient(create_app(settings), base_url="http://127.0.0.1:8000", raise_server_exceptions=False) as http:
         yield Service(settings, http, db, artifacts, worker)
     db.close()

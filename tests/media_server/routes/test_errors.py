@@ -317,6 +317,17 @@ def test_files_of_a_row_that_could_not_be_written_are_removed(service: Any, monk
     assert service.contents() == before
 
 
+def test_a_number_is_not_true_of_an_endpoint(service: Any) -> None:
+    hook = {"name": "n", "url": "https://example.com/hook", "event_types": ["*"]}
+    made = service.http.post("/v1/webhook_endpoints", json=hook).json()
+    path = f"/v1/webhook_endpoints/{made['id']}"
+    body = check_problem(service.http.post(path, json={"is_enabled": 0}), 400, "invalid_request", "is_enabled")
+    assert (body["rule"], body["value"]) == ("true or false, not a number", 0)
+    assert service.http.get(path).json()["is_enabled"] is True
+    # a form has no other way to say it
+    assert service.http.post(path, data={"is_enabled": "false"}).json()["is_enabled"] is False
+
+
 def test_true_is_no_number_of_a_film(service: Any) -> None:
     before = service.contents()
     for name in ("seconds", "shots", "seed", "priority"):

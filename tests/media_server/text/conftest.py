@@ -153,9 +153,14 @@ class ScriptedEngine:
         prompt = byte_tokenizer().decode(request.prompt_token_ids)
         _, _, text = prompt.rpartition("say ")
         text = text.removesuffix("\n<assistant>")
-        if request.grammar is not None and "say" not in prompt:
-            text = "".join(RandomWriter(self.seed).write(request.grammar))
         self.redis.set(meta_key(request.id), request.meta.model_dump_json(), ex=60)
+        if request.grammar is not None and "say" not in prompt:
+            try:
+                text = "".join(RandomWriter(self.seed).write(request.grammar))
+            except (ValueError, AssertionError) as error:
+                failure = Failure(code="invalid_request", message=f"grammar: {error}", param="grammar")
+                self.write(request.id, 1, TextEvent(error=failure, is_last=True))
+                return
         if "refuse" in prompt:
             failure = Failure(
                 code="context_length_exceeded", message="The model's context is 9 tokens.", param="prompt"

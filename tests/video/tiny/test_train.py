@@ -215,6 +215,18 @@ def test_conditions_are_clean_and_everything_else_is_noisy() -> None:
     assert len(causal[0].unique()) > 2
 
 
+def test_short_clips_have_something_to_learn_in_every_row() -> None:
+    material, empty = encoded_material()
+    for frames in (1, 2):
+        bucket = Bucket(32, 48, 4 * frames - 3, 256, 1, 1, 1, 6)
+        short = Encoded(bucket, material[0].latents[:, :, :frames], material[0].rest, material[0].text)
+        batch = batches.draw_batch(short, empty, None, torch.Generator().manual_seed(0))
+        patterns = {tuple(row) for row in (batch.sigmas == 0).long().tolist()}
+        assert patterns == ({(0,)} if frames == 1 else {(0, 0), (1, 0)})
+        drawn = short.latents[None].expand(256, -1, -1, -1, -1, -1) - batch.clean[:, None]
+        assert drawn.abs().amax((2, 3, 4, 5)).amin(1).max() == 0
+
+
 def train_transformer_for(out: Path, steps: int, *, resume: bool = False) -> None:
     material, empty = encoded_material()
     model = train_transformer.fresh_transformer(0, num_layers=2, attention_head_dim=32, ffn_dim=128)
