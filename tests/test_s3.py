@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import logging
 import os
 import shutil
 import threading
@@ -24,6 +23,7 @@ from media_server.jobs.spec import JobSpec
 from media_server.jobs.states import Status
 from media_server.models.registry import publish
 from media_server.settings import Settings
+from tests import s3_server
 from tests.media_server.routes.conftest import VIDEO_CARD
 from tests.media_server.scripted_worker import ScriptedWorker
 from tests.workers.test_media_worker import submit_join
@@ -35,40 +35,24 @@ from workers.sweeper import collect_garbage
 
 pytestmark = pytest.mark.s3
 
-BUCKET = "house"
 KEY = "video_1/1/video.mp4"
 
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
     """An S3 server of this process, with one bucket; the AWS variables lead to it, as they lead to any other."""
-    moto = pytest.importorskip("moto.server", reason="the S3 server comes with the test extra")
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    url = f"http://{host}:{port}"
-    variables = {
-        "AWS_ENDPOINT_URL": url,
-        "AWS_ALLOW_HTTP": "true",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_REGION": "us-east-1",
-    }
-    with pytest.MonkeyPatch.context() as patch:
+    with s3_server.running() as bucket, pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             patch.delenv(name)
-        for name, value in variables.items():
+        for name, value in bucket.variables.items():
             patch.setenv(name, value)
-        assert httpx.put(f"{url}/{BUCKET}", trust_env=False).status_code == 200
-        yield url
-    server.stop()
+        yield bucket.url
 
 
 @pytest.fixture
 def url(endpoint: str, request: pytest.FixtureRequest) -> str:
     """The place of one test in the bucket."""
-    return f"s3://{BUCKET}/{hashlib.sha256(request.node.name.encode()).hexdigest()[:12]}"
+    return f"s3://{s3_server.BUCKET}/{hashlib.sha256(request.node.name.encode()).hexdigest()[:12]}"
 
 
 @pytest.fixture
