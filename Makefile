@@ -1,6 +1,6 @@
 # make setup   a virtual environment with everything in it, and .venv/bin/media-server
 # make film    one film from one sentence: make film IDEA="A red ball finds a friend."
-# make test    lint, types, layers, units, end to end; the store on PostgreSQL too if MEDIA_SERVER_TEST_POSTGRES_URL is set
+# make test    lint, types, layers, units, end to end; the store on SQLite and on PostgreSQL
 # make lint    the first three of these alone
 # make bench-api  the job API under load beside a bare route, on this machine: best when it is quiet
 # make clean   remove all that these made
@@ -25,7 +25,7 @@ setup: $(STAMPS)/packages $(STAMPS)/language-model
 film: setup
 	@$(BIN)/media-server make --serve --data .data --out out -- "$$IDEA"
 
-test: lint unit e2e
+test: $(STAMPS)/postgresql lint unit e2e
 
 lint: setup
 	$(BIN)/ruff check $(SOURCES)
@@ -40,6 +40,18 @@ unit: setup
 
 e2e: setup
 	$(TEST_ENV) $(BIN)/python -m pytest -q -m e2e tests/e2e
+
+# for the tests: Debian's package, where it is missing and may be installed; its own server is not started
+$(STAMPS)/postgresql: $(STAMPS)/venv
+	@if command -v initdb > /dev/null || ls /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+		mkdir -p /etc/postgresql-common; \
+		[ -e /etc/postgresql-common/createcluster.conf ] \
+			|| echo 'create_main_cluster = false' > /etc/postgresql-common/createcluster.conf; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends postgresql \
+			|| echo "PostgreSQL cannot be installed here: its tests are skipped" >&2; \
+	else echo "PostgreSQL is not installed here: its tests are skipped" >&2; fi
+	@touch $@
 
 bench-api: setup
 	$(BIN)/python -m tests.benchmarks.bench_api $(if $(OUT),--out $(OUT))

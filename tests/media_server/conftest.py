@@ -40,11 +40,15 @@ def is_postgres(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def database_url(is_postgres: bool, request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """URL of an empty database of its own."""
-    if not is_postgres:
-        return f"sqlite:///{tmp_path / 'jobs.db'}"
-    server: str = request.getfixturevalue("postgres")
-    return _create_database(server, f"test_{uuid.uuid4().hex}")
+    """URL of a database of its own: empty, or, for tests that take `db`, the migrated one that `db` opens."""
+    is_migrated = "db" in request.fixturenames
+    if is_postgres:
+        template = "migrated" if is_migrated else "template1"
+        return _create_database(request.getfixturevalue("postgres"), f"test_{uuid.uuid4().hex}", template)
+    path = tmp_path / "jobs.db"
+    if is_migrated:
+        shutil.copyfile(request.getfixturevalue("migrated_file"), path)
+    return f"sqlite:///{path}"
 
 
 def _create_database(server: str, name: str, template: str = "template1") -> str:
@@ -77,15 +81,9 @@ def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def db(is_postgres: bool, request: pytest.FixtureRequest, tmp_path: Path, rings: list[str]) -> Iterator[Database]:
+def db(database_url: str, rings: list[str]) -> Iterator[Database]:
     """A migrated database."""
-    if is_postgres:
-        server = request.getfixturevalue("postgres")
-        url = _create_database(server, f"test_{uuid.uuid4().hex}", template="migrated")
-    else:
-        url = f"sqlite:///{tmp_path / 'jobs.db'}"
-        shutil.copyfile(request.getfixturevalue("migrated_file"), tmp_path / "jobs.db")
-    opened = open_database(url, rings.append)
+    opened = open_database(database_url, rings.append)
     yield opened
     opened.close()
 
