@@ -33,9 +33,12 @@ from workers.logging_setup import setup_logging
 logger = logging.getLogger(__name__)
 
 LEASE_S = 60.0
-# room for dozens of dead receivers, each of which holds MAX_A_RECEIVER places for TIMEOUT_S
+# room for dozens of receivers that are found dead, each of which holds MAX_A_RECEIVER places for TIMEOUT_S
 MAX_AT_ONCE = 256
 MAX_A_RECEIVER = 4
+# once they are known they get one message at once each, and this many in all
+MAX_FAILING = 128
+_REMEMBERED = 4096
 # without a doorbell; an idle look reads one row
 _POLL_S = 1.0
 _DRAIN_S = 22.0
@@ -74,6 +77,8 @@ class Courier:
         self.news = asyncio.Event()
         self.is_stopping = False
         self.busy: Counter[str] = Counter()
+        # receivers whose last try failed, the latest last
+        self.failing: dict[str, None] = {}
         self.tasks: set[asyncio.Task[None]] = set()
         self.jitter = random.Random()
 
@@ -99,7 +104,15 @@ class Courier:
         room = MAX_AT_ONCE - len(self.tasks)
         if room == 0:
             return []
-        take = partial(claim_due, lease_s=LEASE_S, limit=room, busy=dict(self.busy), per_receiver=MAX_A_RECEIVER)
+        take = partial(
+            claim_due,
+            lease_s=LEASE_S,
+            limit=room,
+            busy=dict(self.busy),
+            per_receiver=MAX_A_RECEIVER,
+            failing=list(self.failing),
+            limit_failing=MAX_FAILING,
+        )
         try:
             return await asyncio.to_thread(take, self.db, self.worker)
         except Exception:
@@ -124,15 +137,25 @@ class Courier:
 
         task.add_done_callback(finish)
 
+    def _note(self, receiver: str, *, is_failing: bool) -> None:
+        """Remember whether a receiver answers well."""
+        self.failing.pop(receiver, None)
+        if is_failing:
+            self.failing[receiver] = None
+            if len(self.failing) > _REMEMBERED:
+                del self.failing[next(iter(self.failing))]
+
     async def _deliver(self, sender: Sender, message: Message) -> None:
         """Make one try and write down what follows from it."""
         started_at = time.time()
         begun = time.monotonic()
         secrets = message.secrets or [service_secret(self.settings)]
-        answer = await sender.send(message.url, message.payload, message_id=message.id, secrets=secrets)
+        param = "webhook_url" if message.endpoint_id is None else "url"
+        answer = await sender.send(message.url, message.payload, message_id=message.id, secrets=secrets, param=param)
         attempt = message.attempts - message.uncounted + 1
         outcome = judge(attempt, answer.status, answer.headers, time.time(), self.jitter)
         is_delivered = outcome.verdict is Verdict.DELIVERED
+        self._note(message.receiver, is_failing=not is_delivered)
         error = None if is_delivered else answer.error or f"HTTP {answer.status}"
         await asyncio.to_thread(
             settle,

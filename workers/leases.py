@@ -1,5 +1,6 @@
-"""Leases: their owners' names, their beat during long work, and those that a killed supervisor left behind."""
+"""Leases: their owners' names, their beat during long work, and what those that were killed left behind."""
 
+import logging
 import os
 import re
 import socket
@@ -8,12 +9,16 @@ from concurrent.futures import Executor
 from concurrent.futures import wait as wait_for
 from typing import TypeVar
 
+import redis
 import sqlalchemy as sa
 
 from media_server.jobs.claims import end_leases
 from media_server.jobs.database import Database
 from media_server.jobs.states import Status
 from media_server.jobs.tables import jobs
+from media_server.text.messages import ENGINES_KEY, engine_key
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -45,6 +50,22 @@ def end_leases_of_the_dead(db: Database) -> int:
     with db.read() as tx:
         owners = list(tx.conn.scalars(query.distinct()))
     return sum(end_leases(db, owner) for owner in owners if owner and _is_dead_here(owner))
+
+
+def withdraw_engine(redis_url: str, name: str) -> None:
+    """Take back the announcement of an engine of this machine that was seen to die, so that nothing is sent to it.
+
+    Without it the announcement ends by itself, as it does if the broker does not answer now.
+    """
+    full_name = f"{name}@{socket.gethostname()}"
+    client = redis.Redis.from_url(redis_url, socket_timeout=1.0, socket_connect_timeout=1.0)
+    try:
+        client.delete(engine_key(full_name))
+        client.srem(ENGINES_KEY, full_name)
+    except (redis.RedisError, OSError) as error:
+        logger.debug("the announcement of %s is left to its end: %s", full_name, error)
+    finally:
+        client.close()
 
 
 def _is_dead_here(owner: str) -> bool:

@@ -32,6 +32,7 @@ class ChildSpec:
     extra_env: Mapping[str, str] = field(default_factory=dict)
     pass_fds: tuple[int, ...] = ()
     has_leases: bool = False
+    is_engine: bool = False
 
 
 class Child:

@@ -32,7 +32,7 @@ from media_server.jobs.database import Database, lock_data_dir, migrate, open_da
 from media_server.jobs.doorbell import make_celery, ring
 from media_server.settings import ModelEntry, Settings, child_environment, load_settings
 from workers.child import tie_to_parent
-from workers.leases import end_leases_of_the_dead, worker_id
+from workers.leases import end_leases_of_the_dead, withdraw_engine, worker_id
 from workers.logging_setup import setup_logging
 from workers.processes import Child, ChildSpec, describe_exit, write_line
 from workers.runtime_folder import remove_runtime_folder
@@ -159,6 +159,8 @@ class Supervisor:
             wait_s,
         )
         self._end_leases(child, pid)
+        if child.spec.is_engine:
+            withdraw_engine(self.settings.redis_url, child.spec.name)
 
     def _end_leases(self, child: Child, pid: int) -> None:
         if not child.spec.has_leases:
@@ -223,8 +225,9 @@ def plan_children(settings: Settings, listener_fd: int) -> list[ChildSpec]:
         for index, entry in enumerate(text_models):
             name = f"engine-{index}"
             device = f"cuda:{gpus[0]}" if gpus else "cpu"
-            command = ("engine", "--name", name, "--model", entry.name, "--device", device)
-            children.append(_python_child(name, *command, "--threads", str(engine_threads), threads=engine_threads))
+            command: tuple[str, ...] = ("engine", "--name", name, "--model", entry.name, "--device", device)
+            command = (*command, "--threads", str(engine_threads))
+            children.append(_python_child(name, *command, threads=engine_threads, is_engine=True))
     for name in ("storyboards", "media"):
         children.append(_python_child(name, name, has_leases=True))
     children.extend(_python_child(name, name) for name in ("deliveries", "sweeper"))
@@ -232,11 +235,16 @@ def plan_children(settings: Settings, listener_fd: int) -> list[ChildSpec]:
 
 
 def _python_child(
-    name: str, *command: str, threads: int = 1, pass_fds: tuple[int, ...] = (), has_leases: bool = False
+    name: str,
+    *command: str,
+    threads: int = 1,
+    pass_fds: tuple[int, ...] = (),
+    has_leases: bool = False,
+    is_engine: bool = False,
 ) -> ChildSpec:
     # -P: a folder named like one of our packages in the working directory must not shadow it
     program = (sys.executable, "-P", "-m", "media_server.cli", *command)
-    return ChildSpec(name, program, thread_environment(threads), pass_fds, has_leases)
+    return ChildSpec(name, program, thread_environment(threads), pass_fds, has_leases, is_engine)
 
 
 def _video_devices(settings: Settings, gpus: Sequence[int]) -> list[tuple[str, str]]:

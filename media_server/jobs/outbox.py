@@ -7,7 +7,7 @@ signs the same bytes. Only roots are announced: a film's shots are its own affai
 import json
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import httpx
@@ -52,9 +52,9 @@ def enqueue(tx: Transaction, job: Job, event_seq: int, type: str) -> int:
     # endpoint, URL of the request, and where the message goes
     receivers: list[tuple[str | None, str | None, str]] = []
     if job.webhook_url:
-        receivers.append((None, job.webhook_url, receiver_of(job.webhook_url)))
+        receivers.append((None, job.webhook_url, receiver_of(job.webhook_url, job.owner_key_id)))
     for endpoint in tx.conn.execute(
-        sa.select(webhook_endpoints.c.id, webhook_endpoints.c.url, webhook_endpoints.c.event_types).where(
+        sa.select(webhook_endpoints.c.id, webhook_endpoints.c.event_types).where(
             webhook_endpoints.c.is_enabled,
             webhook_endpoints.c.owner_key_id == job.owner_key_id
             if job.owner_key_id is not None
@@ -62,7 +62,7 @@ def enqueue(tx: Transaction, job: Job, event_seq: int, type: str) -> int:
         )
     ):
         if type in endpoint.event_types or ANY_EVENT in endpoint.event_types:
-            receivers.append((endpoint.id, None, receiver_of(endpoint.url)))
+            receivers.append((endpoint.id, None, endpoint.id))
     now = tx.now()
     for endpoint_id, url, receiver in receivers:
         id = new_id("evt")
@@ -101,14 +101,20 @@ def forget_urls(tx: Transaction, job_id: str) -> None:
     tx.conn.execute(outbox.update().where(settled).values(url=None, receiver=""))
 
 
-def receiver_of(url: str) -> str:
-    """Name who receives at a URL: scheme, host and port. A slow one holds up its own messages only."""
+def receiver_of(url: str, owner_key_id: str | None) -> str:
+    """Name who receives at a request's own URL: its owner, and scheme, host and port.
+
+    A managed endpoint is a receiver by its id. A slow receiver holds up its own messages only, also on a host that
+    others have their receivers on; the path does not count, since programs that wait for one answer have one each.
+    """
+    owner = f"{owner_key_id} " if owner_key_id else ""
     try:
         parts = httpx.URL(url)
     except (httpx.InvalidURL, UnicodeError):
         # it is refused when it is sent; here it may not keep a job from ending
-        return url[:200]
-    return f"{parts.scheme}://{parts.raw_host.decode('ascii')}:{parts.port or (80 if parts.scheme == 'http' else 443)}"
+        return owner + url[:200]
+    port = parts.port or (80 if parts.scheme == "http" else 443)
+    return f"{owner}{parts.scheme}://{parts.raw_host.decode('ascii')}:{port}"
 
 
 def claim_due(
@@ -119,14 +125,23 @@ def claim_due(
     limit: int = 16,
     busy: Mapping[str, int] | None = None,
     per_receiver: int = 4,
+    failing: Collection[str] = (),
+    limit_failing: int | None = None,
 ) -> list[Message]:
     """Take the messages that are due, for `lease_s`; a message whose taker died is taken again after that.
 
     `busy` counts what is on its way to each receiver; none gets more than `per_receiver` at once, and however many
-    wait for one, those for others are found. Messages to an endpoint that is disabled wait until it is enabled again.
+    wait for one, those for others are found. A receiver that is `failing` gets one at once, and all of these together
+    no more than `limit_failing`, however many they are: the rest of the places stays free for those that answer.
+    Messages to an endpoint that is disabled wait until it is enabled again.
     """
     on_the_way = Counter(busy or {})
-    full = [receiver for receiver, count in on_the_way.items() if count >= per_receiver]
+    most = dict.fromkeys(failing, 1)
+    to_failing = sum(on_the_way[receiver] for receiver in most)
+    has_room_to_fail = limit_failing is None or to_failing < limit_failing
+    full = [receiver for receiver, count in on_the_way.items() if count >= most.get(receiver, per_receiver)]
+    if not has_room_to_fail:
+        full = [*{*full, *most}]
     now = sa.bindparam("now", type_=sa.Double)
     is_due = sa.and_(
         outbox.c.state == "pending",
@@ -150,7 +165,11 @@ def claim_due(
     # chosen before the write lock is asked for: a long queue is looked through at nobody's cost
     with db.read() as tx:
         for row in tx.conn.execute(first, {"now": tx.now()}).all():
-            if len(ids) < limit and on_the_way[row.receiver] < per_receiver:
+            is_failing = row.receiver in most
+            if is_failing and limit_failing is not None and to_failing >= limit_failing:
+                continue
+            if len(ids) < limit and on_the_way[row.receiver] < most.get(row.receiver, per_receiver):
+                to_failing += is_failing
                 on_the_way[row.receiver] += 1
                 ids.append(row.id)
     if not ids:

@@ -47,7 +47,7 @@ outbox = Table(
     # a managed endpoint, or the URL that the request named
     Column("endpoint_id", String, ForeignKey("webhook_endpoints.id", ondelete="CASCADE")),
     Column("url", Text),
-    # scheme, host and port of where it goes: what a slow one holds up
+    # who gets it: an endpoint, or an owner's host (`outbox.receiver_of`); a slow one holds up its own messages only
     Column("receiver", String, nullable=False),
     Column("type", String, nullable=False),
     # the exact bytes that are signed and sent, each time the same

@@ -20,6 +20,7 @@ from media_server.jobs.database import Database
 from media_server.models.registry import Published, list_cards
 from media_server.settings import ModelEntry, Settings
 from media_server.text import remote
+from media_server.text.engine import AsyncEngineClient, EngineUnavailable
 
 router = APIRouter(prefix="/health", tags=["health"])
 
@@ -37,7 +38,7 @@ async def ready(request: Request) -> Response:
     """Say of each part whether it is up; 503 with the missing ones if one is not."""
     settings: Settings = request.app.state.settings
     checks = [
-        _in_time("broker", _broker(request.app.state.redis)),
+        _in_time("broker", _broker(request.app.state.redis, settings)),
         _in_time("database", run_in_threadpool(_database, request.app.state.db, settings)),
     ]
     if settings.engine_url is not None:
@@ -59,12 +60,23 @@ async def _in_time(name: str, check: Awaitable[list[objects.Part]]) -> list[obje
         return [objects.Part(name=name, is_ready=False, detail=f"no answer within {_TIMEOUT_S:g} s")]
 
 
-async def _broker(client: redis.asyncio.Redis) -> list[objects.Part]:
+async def _broker(client: redis.asyncio.Redis, settings: Settings) -> list[objects.Part]:
+    """Say whether the broker answers, and whether it knows of our engines: one that came back empty does not yet."""
     try:
         await client.ping()
-    except (RedisError, OSError):
+        served = await AsyncEngineClient(client).served_models()
+    except (RedisError, OSError, EngineUnavailable):
         return [objects.Part(name="broker", is_ready=False, detail="does not answer")]
-    return [objects.Part(name="broker", is_ready=True, detail="answers")]
+    parts = [objects.Part(name="broker", is_ready=True, detail="answers")]
+    if settings.engine_url is None:
+        parts += [_announced(entry, served) for entry in settings.models if entry.kind == "text"]
+    return parts
+
+
+def _announced(entry: ModelEntry, served: set[str]) -> objects.Part:
+    is_ready = entry.name in served
+    detail = "takes requests" if is_ready else "no engine has told the broker lately that it takes requests"
+    return objects.Part(name=f"requests to {entry.name}", is_ready=is_ready, detail=detail)
 
 
 async def _engine_by_url(settings: Settings) -> list[objects.Part]:

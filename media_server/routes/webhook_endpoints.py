@@ -175,7 +175,7 @@ async def rotate_webhook_secret(
     openapi_extra=body_of(objects.SampleBody),
 )
 async def test_webhook_endpoint(request: Request, owner: Owner, webhook_endpoint_id: EndpointId) -> objects.WebhookTest:
-    """Send a sample event now, signed as all are, and say what was answered; 422 says why there was no answer."""
+    """Send a sample event now, signed as all are, and say what was answered; 422 says why it did not arrive."""
     db: Database = request.app.state.db
     sender: Sender = request.app.state.webhook_tests
     async with read_body(request, max_part_bytes=_MAX_PART_BYTES) as values:
@@ -188,13 +188,23 @@ async def test_webhook_endpoint(request: Request, owner: Owner, webhook_endpoint
     endpoint, now = await run_in_threadpool(look)
     id = new_id("evt")
     payload = make_payload(id, event_type, new_id(event_type.partition(".")[0]), now)  # type: ignore[arg-type]
-    answer = await sender.send(endpoint.url, payload, message_id=id, secrets=endpoint.secrets_at(now))
+    secrets = endpoint.secrets_at(now)
+    answer = await sender.send(endpoint.url, payload, message_id=id, secrets=secrets, param="url")
     if answer.status is None:
         raise Unprocessable(
             f"{webhook_endpoint_id} did not answer: {answer.error}.",
             code="webhook_not_answered",
             param="url",
             rule=answer.error,
+        )
+    if 300 <= answer.status < 400:
+        raise Unprocessable(
+            f"{webhook_endpoint_id} answered with a redirect ({answer.status}), and none is followed: "
+            "the url must be that of the receiver itself.",
+            code="webhook_redirected",
+            param="url",
+            rule="a receiver that answers without a redirect",
+            value=answer.status,
         )
     return objects.WebhookTest(
         object="webhook_endpoint.test",

@@ -73,13 +73,19 @@ class AsyncEngineClient:
         Raises EngineUnavailable if no replica serves the model.
         """
         try:
-            names: Any = await self._redis.smembers(ENGINES_KEY)
-            found = await self._redis.mget([engine_key(name.decode()) for name in names]) if names else []
-            message = _address(prompt, found)
+            message = _address(prompt, await self._announcements())
             await self._send(message)
         except _BROKEN as error:
             raise _no_broker() from error
         return Reading(message.id, message.meta, message=message)
+
+    async def served_models(self) -> set[str]:
+        """Name the models that a prompt could be sent to now. Raises EngineUnavailable if the broker is away."""
+        try:
+            found = await self._announcements()
+        except _BROKEN as error:
+            raise _no_broker() from error
+        return {item.model for item in _able(found)}
 
     async def resume(self, request_id: str, after: int) -> Reading | None:
         """Find a stream to be taken up after event number `after`; None if it is not kept (any more)."""
@@ -120,6 +126,10 @@ class AsyncEngineClient:
             except _BROKEN:
                 # the deadline ends it
                 return
+
+    async def _announcements(self) -> Sequence[bytes | str | None]:
+        names: Any = await self._redis.smembers(ENGINES_KEY)
+        return await self._redis.mget([engine_key(name.decode()) for name in names]) if names else []
 
     async def _send(self, message: Generate) -> None:
         await self._redis.xadd(inbox_key(message.meta.engine), {"m": message.model_dump_json()}, maxlen=_INBOX_LENGTH)
@@ -189,8 +199,7 @@ def failure_error(failure: Failure) -> MediaServerError:
 
 def _address(prompt: Prompt, announcements: Sequence[bytes | str | None]) -> Generate:
     """Choose the replica with the least to do, and write the message to it."""
-    living = [announcement for text in announcements if (announcement := _announcement(text)) is not None]
-    able = [item for item in living if item.model == prompt.model and not item.is_draining]
+    able = [item for item in _able(announcements) if item.model == prompt.model]
     if not able:
         raise EngineUnavailable(
             f"No engine serves {prompt.model} at the moment; try again.", param="model", value=prompt.model
@@ -216,6 +225,12 @@ def _address(prompt: Prompt, announcements: Sequence[bytes | str | None]) -> Gen
             answer=prompt.answer or {},
         ),
     )
+
+
+def _able(announcements: Sequence[bytes | str | None]) -> list[Announcement]:
+    """Read the announcements of those replicas that take new requests."""
+    living = [announcement for text in announcements if (announcement := _announcement(text)) is not None]
+    return [item for item in living if not item.is_draining]
 
 
 def _announcement(text: bytes | str | None) -> Announcement | None:

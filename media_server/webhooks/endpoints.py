@@ -10,9 +10,8 @@ from media_server.errors import Conflict, NotFound
 from media_server.ids import new_id
 from media_server.jobs import idempotency
 from media_server.jobs.database import Database, Transaction
-from media_server.jobs.outbox import receiver_of
 from media_server.jobs.states import TERMINAL
-from media_server.jobs.tables import outbox, webhook_endpoints
+from media_server.jobs.tables import webhook_endpoints
 from media_server.webhooks.pages import place_after
 from media_server.webhooks.signing import new_secret
 
@@ -118,9 +117,6 @@ def update(db: Database, id: str, owner_key_id: str | None, changes: Mapping[str
             values |= {"failing_since": None, "disabled_reason": None if values["is_enabled"] else "by its owner"}
         table = webhook_endpoints
         tx.conn.execute(table.update().where(table.c.id == id).values(**values, updated_at=tx.now()))
-        if "url" in values:
-            waiting = sa.and_(outbox.c.endpoint_id == id, outbox.c.state == "pending")
-            tx.conn.execute(outbox.update().where(waiting).values(receiver=receiver_of(values["url"])))
         return load(tx, id, owner_key_id)
 
 

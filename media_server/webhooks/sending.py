@@ -58,12 +58,12 @@ class Sender:
         await self._client.aclose()
         self._lookups.shutdown(wait=False, cancel_futures=True)
 
-    async def send(self, url: str, payload: str, *, message_id: str, secrets: Sequence[str]) -> Answer:
-        """POST one message, signed with each of the secrets."""
+    async def send(self, url: str, payload: str, *, message_id: str, secrets: Sequence[str], param: str) -> Answer:
+        """POST one message, signed with each of the secrets; `param` names the field that the URL came in."""
         body = payload.encode()
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                look_up = partial(resolve, url, param="webhook_url", allow_private=self.allow_private)
+                look_up = partial(resolve, url, param=param, allow_private=self.allow_private)
                 target = await asyncio.get_running_loop().run_in_executor(self._lookups, look_up)
                 request = self._client.build_request(
                     "POST",

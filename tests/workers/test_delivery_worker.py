@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -88,19 +89,21 @@ def db(settings: Settings) -> Iterator[Database]:
     db.close()
 
 
-def finish_job(db: Database, webhook_url: str | None) -> str:
-    job = store.submit(db, JobSpec(kind="video", pool="video", prompts={"prompt": "a"}, webhook_url=webhook_url))
+def finish_job(db: Database, webhook_url: str | None, owner: str | None = None) -> str:
+    spec = JobSpec(kind="video", pool="video", prompts={"prompt": "a"}, webhook_url=webhook_url, owner_key_id=owner)
+    job = store.submit(db, spec)
     claim = claim_next(db, "video", "w", 20.0)
     assert claim is not None and complete(db, claim, Result())
     return job.id
 
 
-def add_endpoint(db: Database, url: str) -> str:
+def add_endpoint(db: Database, url: str, id: str = "whe_1", owner: str | None = None) -> str:
     secret = new_secret()
     with db.write() as tx:
         tx.conn.execute(
             webhook_endpoints.insert().values(
-                id="whe_1",
+                id=id,
+                owner_key_id=owner,
                 name="e",
                 url=url,
                 event_types=["video.completed"],
@@ -232,6 +235,87 @@ def test_a_slow_receiver_slows_nothing_else(settings: Settings, db: Database) ->
         assert time.monotonic() - started < 8
         assert stuck.most_at_once <= MAX_A_RECEIVER
         assert len({headers["webhook-id"] for headers, _ in quick.got}) == 12
+
+
+def test_a_slow_receiver_slows_no_other_of_its_host(settings: Settings, db: Database) -> None:
+    """An endpoint, the same owner's URL and another owner's, all on one host and port: the slow one is alone in it."""
+    release = threading.Event()
+    lock = threading.Lock()
+    arrived: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            with lock:
+                arrived.append(self.path)
+            if self.path == "/slow":
+                release.wait(30)
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    host = f"http://127.0.0.1:{server.server_port}"
+    add_endpoint(db, f"{host}/slow", id="whe_slow", owner="key_a")
+    for _ in range(MAX_A_RECEIVER + 2):
+        finish_job(db, None, owner="key_a")
+    add_endpoint(db, f"{host}/endpoint", id="whe_quick", owner="key_b")
+    for _ in range(3):
+        finish_job(db, f"{host}/own", owner="key_b")
+    finish_job(db, f"{host}/other", owner="key_c")
+    quick = ["/endpoint"] * 3 + ["/other"] + ["/own"] * 3
+
+    def is_done() -> bool:
+        with lock:
+            came = sorted(path for path in arrived if path != "/slow")
+        if came == quick:
+            # they have come while the slow one still holds its first
+            assert arrived.count("/slow") <= MAX_A_RECEIVER or release.is_set()
+            release.set()
+        return set(states(db)) == {"delivered"}
+
+    try:
+        deliver_until(settings, db, is_done, 30)
+    finally:
+        release.set()
+        server.shutdown()
+        server.server_close()
+
+
+def test_those_that_fail_share_their_places_and_leave_the_others_free(db: Database) -> None:
+    dead = [f"http://dead-{number}.test:80" for number in range(6)]
+    for url in dead:
+        for _ in range(2):
+            finish_job(db, url)
+    finish_job(db, "http://good.test/")
+    take = partial(claim_due, db, WORKER, lease_s=60, limit=8, per_receiver=4, failing=dead)
+    assert take(busy=dict.fromkeys(dead[:3], 1), limit_failing=3)[0].receiver == "http://good.test:80"
+    got = [message.receiver for message in take(busy={dead[0]: 1}, limit_failing=4)]
+    assert len(got) == len(set(got)) == 3 and set(got) <= set(dead[1:])
+
+
+def test_who_fails_is_known_until_it_answers_well(settings: Settings, db: Database) -> None:
+    courier = Courier(settings, db, WORKER)
+
+    async def run(hook: Receiver) -> list[list[str]]:
+        task = asyncio.create_task(courier.run())
+        known = []
+        for count, status in enumerate((500, 200), start=1):
+            hook.answer = lambda status=status: (status, {})  # type: ignore[misc]
+            await asyncio.to_thread(finish_job, db, hook.url)
+            while len(hook.got) < count or courier.tasks:
+                await asyncio.sleep(0.02)
+            known.append(list(courier.failing))
+        courier.stop()
+        await task
+        return known
+
+    with receiver(lambda: (200, {})) as hook:
+        assert asyncio.run(run(hook)) == [[hook.url.removesuffix("/hook")], []]
 
 
 def test_a_receiver_gets_its_share_and_the_queue_behind_it_is_reached(db: Database) -> None:

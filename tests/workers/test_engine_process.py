@@ -1,7 +1,9 @@
 """The engine process over a real Valkey, with a tiny random model: streams, aborts, drains, restarts of either side."""
 
+import asyncio
 import json
 import random
+import socket
 import subprocess
 import threading
 import time
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import redis
+import redis.asyncio
 from llguidance import LLTokenizer
 from torch import Tensor
 
@@ -19,8 +22,10 @@ from llm.model_runner import ModelRunner
 from llm.request import Request, SamplingParams, TokenLogprob
 from llm.sampling import Draw, sample
 from media_server.settings import Settings
-from media_server.text.engine import GRAMMAR_TOO_COMPLEX, EngineClient, EngineUnavailable, Prompt
+from media_server.text.engine import GRAMMAR_TOO_COMPLEX, AsyncEngineClient, EngineClient, EngineUnavailable, Prompt
 from media_server.text.messages import (
+    ENGINES_KEY,
+    Announcement,
     Generate,
     Grammar,
     RequestMeta,
@@ -36,6 +41,7 @@ from tests.llm.conftest import tiny_model
 from workers import engine_border, engine_outbox, engine_process
 from workers.engine_outbox import Outbox
 from workers.engine_process import EngineProcess
+from workers.leases import withdraw_engine
 from workers.valkey import valkey_command, wait_until_answering
 
 MODEL = "tiny"
@@ -417,3 +423,35 @@ def test_what_does_not_finish_in_the_drain_is_told(
     last = [entry for entry in entries if entry is not None][-1].event
     assert last.error is not None
     assert last.error.code == "engine_unavailable"
+
+
+def test_what_can_be_asked_for_is_what_the_broker_knows(
+    settings: Settings, valkey: Valkey, start: Callable[[], EngineProcess]
+) -> None:
+    """/health/ready asks this: an empty broker, a draining engine and one that was seen to die serve nothing."""
+
+    async def served() -> set[str]:
+        async with redis.asyncio.from_url(settings.redis_url) as server:
+            return await AsyncEngineClient(server).served_models()
+
+    assert asyncio.run(served()) == set()
+    process = start()
+    assert asyncio.run(served()) == {MODEL}
+    # a restarted broker is empty until the engine's next sign of life
+    valkey.kill()
+    valkey.start()
+    wait_for(lambda: asyncio.run(served()) == {MODEL})
+    process.stopping.set()
+    wait_for(lambda: asyncio.run(served()) == set())
+    full_name = f"engine-1@{socket.gethostname()}"
+    killed = Announcement(name=full_name, instance="i", model=MODEL).model_dump_json()
+    with redis.Redis.from_url(settings.redis_url) as server:
+        server.sadd(ENGINES_KEY, full_name)
+        server.set(engine_key(full_name), killed)
+    assert asyncio.run(served()) == {MODEL}
+    withdraw_engine(settings.redis_url, "engine-1")
+    assert asyncio.run(served()) == set()
+    valkey.kill()
+    with pytest.raises(EngineUnavailable):
+        asyncio.run(served())
+    withdraw_engine(settings.redis_url, "engine-1")

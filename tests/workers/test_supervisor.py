@@ -29,6 +29,7 @@ def test_a_machine_without_gpu_runs_one_of_each(tmp_path: Path) -> None:
     assert by_name["api"].pass_fds == (7,) and argument(by_name["api"].command, "--fd") == "7"
     assert argument(by_name["video-0"].command, "--device") == "cpu"
     assert {name for name, child in by_name.items() if child.has_leases} == {"video-0", "storyboards", "media"}
+    assert [child.name for child in children if child.is_engine] == ["engine-0"]
 
 
 TWO_MODELS = (ModelEntry(name="small", kind="video"), ModelEntry(name="large", kind="video", pool="wan-14b"))

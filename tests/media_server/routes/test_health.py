@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 from media_server.app import create_app
 from media_server.jobs.tables import models
 from media_server.settings import Settings
+from media_server.text.engine import AsyncEngineClient
 
 
 def test_ready_says_what_is_missing(service: Any) -> None:
@@ -28,7 +29,20 @@ def test_ready_once_all_is_there(service: Any, monkeypatch: Any) -> None:
     async def pong() -> bool:
         return True
 
+    served: set[str] = set()
+
+    async def served_models(_: AsyncEngineClient) -> set[str]:
+        return served
+
     monkeypatch.setattr(service.http.app.state.redis, "ping", pong)
+    monkeypatch.setattr(AsyncEngineClient, "served_models", served_models)
+    answer = service.http.get("/health/ready")
+    # a broker that came back empty: a chat would be refused
+    assert (answer.status_code, answer.json()["detail"]) == (
+        503,
+        "Not ready: requests to smollm2-135m-instruct: no engine has told the broker lately that it takes requests.",
+    )
+    served.add("smollm2-135m-instruct")
     answer = service.http.get("/health/ready")
     assert (answer.status_code, answer.json()["status"]) == (200, "ok")
     with service.db.write() as tx:

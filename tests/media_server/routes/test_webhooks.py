@@ -185,10 +185,34 @@ def test_a_test_tells_what_was_answered(client: openai.OpenAI, hook: Hook) -> No
     assert event.to_dict()["type"] == "video.failed"
     # a test is no try: nothing is logged, retried or held against the endpoint
     assert client.get("/webhook_deliveries", cast_to=dict[str, Any])["data"] == []
+    # what is answered with a redirect has not arrived: none is followed
+    hook.status = 302
+    with pytest.raises(openai.UnprocessableEntityError) as moved:
+        client.webhooks.test(made.id, event_type="video.failed")
+    assert (moved.value.code, moved.value.param) == ("webhook_redirected", "url") and "302" in moved.value.message
     client.webhooks.update(made.id, url="http://127.0.0.1:9/nobody")
     with pytest.raises(openai.UnprocessableEntityError) as silent:
         client.webhooks.test(made.id, event_type="video.failed")
     assert silent.value.code == "webhook_not_answered" and "127.0.0.1" not in silent.value.message
+
+
+def test_a_refused_url_is_named_by_the_field_that_it_came_in(
+    service: Any, client: openai.OpenAI, courier: Courier
+) -> None:
+    names = "https://name.invalid/hook"
+    made = client.webhooks.create(name="room", url=names, event_types=["video.completed"])
+    with pytest.raises(openai.UnprocessableEntityError) as refused:
+        client.webhooks.test(made.id, event_type="video.completed")
+    assert " url: " in refused.value.message and "webhook_url" not in refused.value.message
+    assert service.http.post("/v1/videos", json={"prompt": "a", "webhook_url": names}).status_code == 200
+    service.worker.run_all()
+
+    def said() -> dict[bool, str]:
+        log = client.get("/webhook_deliveries", cast_to=dict[str, Any])["data"]
+        return {item["webhook_endpoint_id"] is None: item["attempts"][0]["error"] for item in log if item["attempts"]}
+
+    _until(lambda: len(said()) == 2)
+    assert said()[True].startswith("webhook_url: ") and said()[False].startswith("url: ")
 
 
 def test_the_log_says_what_became_of_a_message_and_it_can_be_sent_again(
