@@ -178,6 +178,7 @@ JobErrorCode = Literal[
     "out_of_memory",
     "worker_crashed",
     "worker_lost",
+    "insufficient_storage",
     "invalid_request",
     "invalid_output",
     "model_error",

@@ -1,12 +1,14 @@
 """Serve a job's file: whole or in part, with validators, to GET and HEAD."""
 
 import logging
+from functools import partial
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from media_server.artifacts.reserve import with_reserve
 from media_server.artifacts.store import ArtifactStore
 from media_server.errors import Conflict, MediaServerError, NotFound
 from media_server.http_errors import PreconditionFailed, RangeNotSatisfiable, problem_response
@@ -69,14 +71,21 @@ async def send_artifact(request: Request, job: Job, name: str, *, is_download: b
     return StreamingResponse(body, status_code=chosen.status, headers=headers, media_type=record.content_type)
 
 
-def remove(db: Database, artifacts: ArtifactStore, job_id: str) -> None:
-    """Delete a job and the files that nobody writes to any more; blocking.
+def cancel(request: Request, job_id: str) -> Job:
+    """Cancel a job, also while the disk is full; blocking."""
+    state = request.app.state
+    return with_reserve(state.settings, partial(store.request_cancel, state.db, job_id))
+
+
+def remove(request: Request, job_id: str) -> None:
+    """Delete a job and the files that nobody writes to any more, also while the disk is full; blocking.
 
     Once its row is deleted the job is: files that the store does not let go of now are left to the sweeper.
     """
-    for prefix in store.delete(db, job_id):
+    state = request.app.state
+    for prefix in with_reserve(state.settings, partial(store.delete, state.db, job_id)):
         try:
-            artifacts.delete_prefix(prefix)
+            state.artifacts.delete_prefix(prefix)
         except Exception as error:
             # each store has its own errors
             logger.warning("job %s: %s stays for the sweeper (%s)", job_id, prefix, type(error).__name__)

@@ -21,13 +21,12 @@ from starlette.routing import compile_path
 
 from media_server.errors import InsufficientStorage, InvalidRequest, MediaServerError, NotFound, NotReady
 from media_server.http_context import RequestContext
+from media_server.jobs.database import is_disk_full
 
 logger = logging.getLogger(__name__)
 
 PROBLEM_TYPE = "application/problem+json"
 _MAX_VALUE_CHARS = 200
-# PostgreSQL's name of it
-_DISK_FULL = "53100"
 
 
 class ErrorDetail(BaseModel):
@@ -218,10 +217,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 async def _on_database_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, OperationalError)
-    if (
-        getattr(error.orig, "sqlite_errorname", None) == "SQLITE_FULL"
-        or getattr(error.orig, "sqlstate", None) == _DISK_FULL
-    ):
+    if is_disk_full(error):
         # each refused request says this; a trace of each would fill what disk is left for the log
         logger.error("the database's disk is full", extra=_ids(request))
         return problem_response(InsufficientStorage("The database's disk is full; nothing was written."))

@@ -121,6 +121,8 @@ class Settings(BaseModel):
     max_queue_jobs: Annotated[int, Field(ge=1)] | None = 1000
     # new jobs are refused (507) while a disk that is written to has less than this left; 0: never
     min_free_bytes: Annotated[int, Field(ge=0)] = 1 << 30
+    # a file beside SQLite's database that is given up when the disk is full, so that deleting still works; 0: none
+    reserve_bytes: Annotated[int, Field(ge=0)] = 16 << 20
     # how long the bare row of a deleted job is kept before it goes too; its ledger stays
     keep_deleted_s: Annotated[float, Field(ge=0)] = 7 * 86400.0
 

@@ -11,6 +11,7 @@ parent's business. Only messages go to stdout; whatever else is printed goes to 
 """
 
 import argparse
+import errno
 import fcntl
 import gc
 import json
@@ -222,6 +223,8 @@ def _code_of(error: BaseException) -> str:
         return error.code
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return "out_of_memory"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return "insufficient_storage"
     text = str(error)
     if isinstance(error, RuntimeError) and ("can't allocate memory" in text or "not enough memory" in text):
         return "out_of_memory"
@@ -239,6 +242,8 @@ def _message_of(error: BaseException) -> str:
         return str(error)
     if code == "out_of_memory":
         return "The device has too little memory for this size and length."
+    if code == "insufficient_storage":
+        return "The disk is full; the clip could not be written."
     if code == "worker_crashed":
         return "The device failed and is started again."
     return f"The video program failed unexpectedly ({type(error).__name__}); its log has the details."

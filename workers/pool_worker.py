@@ -20,8 +20,9 @@ import celery.signals
 from celery import Celery
 from celery.platforms import SecurityWarning
 
+from media_server.artifacts.reserve import with_reserve
 from media_server.artifacts.store import ArtifactStore, open_artifacts
-from media_server.errors import JobError
+from media_server.errors import InsufficientStorage, JobError
 from media_server.jobs.claims import claim_next, end_leases, fail
 from media_server.jobs.database import Database, open_database
 from media_server.jobs.doorbell import make_celery, ring
@@ -136,10 +137,17 @@ def _handle(context: PoolContext, claim: Claim, handler: Handler) -> None:
     logger.info("job %s attempt %d: started (%s)", job_id, attempt, claim.job.kind)
     try:
         handler(context, claim)
+    except InsufficientStorage as error:
+        # what is made again does not fit either
+        logger.error("job %s attempt %d: %s", job_id, attempt, error.message)
+        reason = JobError("insufficient_storage", error.message)
+        with_reserve(context.settings, partial(fail, context.db, claim, reason))
+        context.artifacts.delete_prefix(f"{job_id}/{attempt}/")
     except Exception as error:
         logger.exception("job %s attempt %d: the worker failed", job_id, attempt)
         message = f"The worker failed unexpectedly ({type(error).__name__}); its log has the details."
-        fail(context.db, claim, JobError("internal_error", message), retryable=True)
+        reason = JobError("internal_error", message)
+        with_reserve(context.settings, partial(fail, context.db, claim, reason, retryable=True))
 
 
 def _poll(context: PoolContext, slots: threading.Semaphore, handler: Handler) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from media_server.artifacts.reserve import keep_reserve, with_reserve
 from media_server.artifacts.store import ArtifactStore, open_artifacts
 from media_server.jobs import idempotency, store
 from media_server.jobs.claims import sweep
@@ -47,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     emptied_at = 0.0
     while True:
         try:
-            sweep_once(settings, db, artifacts)
+            with_reserve(settings, partial(sweep_once, settings, db, artifacts))
             # a log that is in use is tried again in the next round
             if time.monotonic() - emptied_at >= _LOG_S and db.empty_log():
                 emptied_at = time.monotonic()
@@ -58,6 +59,7 @@ def main(argv: Sequence[str]) -> int:
 
 def sweep_once(settings: Settings, db: Database, artifacts: ArtifactStore) -> None:
     """Do one round."""
+    keep_reserve(settings)
     report = sweep(db, doorbell_s=settings.doorbell_s)
     for job_id in report.lost:
         logger.warning("job %s: failed as worker_lost, its attempts are used up", job_id)

@@ -15,11 +15,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import sqlalchemy.exc
 
+from media_server.artifacts.reserve import with_reserve
 from media_server.errors import JobError
 from media_server.jobs import claims
 from media_server.jobs.spec import Claim, Result
@@ -301,7 +303,7 @@ class Run:
             gpu_seconds=self.gpu_seconds,
             peak_memory_bytes=done["peak_memory_bytes"],
         )
-        if not claims.complete(self.context.db, self.claim, result):
+        if not with_reserve(self.context.settings, partial(claims.complete, self.context.db, self.claim, result)):
             self._lost()
         self.files.remove_segments()
         logger.info(
@@ -311,7 +313,8 @@ class Run:
     def _fail(self, error: JobError, retryable: bool = False) -> NoReturn:
         # the next attempt goes on after the last segment that was finished
         self._settle_uploads(keeps_segments=retryable)
-        claims.fail(self.context.db, self.claim, error, retryable=retryable, gpu_seconds=self._spent_s())
+        fail = partial(claims.fail, self.context.db, self.claim, error)
+        with_reserve(self.context.settings, partial(fail, retryable=retryable, gpu_seconds=self._spent_s()))
         self.files.remove()
         if not retryable:
             self.files.remove_segments()

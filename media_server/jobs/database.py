@@ -25,6 +25,7 @@ from typing import Any, TextIO
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import URL, Connection, Engine, make_url
+from sqlalchemy.exc import OperationalError
 
 from media_server.errors import ConfigurationError, DataDirLocked
 from media_server.migrations import check_revision, upgrade
@@ -38,6 +39,8 @@ MAX_RINGS = 16
 MAX_RING_S = 3.0
 
 _EMPTY_LOG_MS = 250
+# PostgreSQL's name of it
+_DISK_FULL = "53100"
 _WRITE = "media_server_write"
 _DURABLE = "media_server_durable"
 _CLOCKS = {
@@ -155,6 +158,14 @@ def open_database(url: str, ring: Ring | None = None) -> Database:
     if backend in ("postgresql", "postgres"):
         return Database(_open_postgresql(parsed), ring)
     raise ConfigurationError(f"database_url must be sqlite or postgresql, got {backend}.", param="database_url")
+
+
+def is_disk_full(error: OperationalError) -> bool:
+    """Say whether the database refused because there is no room left on its disk."""
+    return (
+        getattr(error.orig, "sqlite_errorname", None) == "SQLITE_FULL"
+        or getattr(error.orig, "sqlstate", None) == _DISK_FULL
+    )
 
 
 def migrate(db: Database) -> None:

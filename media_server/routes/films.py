@@ -14,7 +14,7 @@ from media_server.errors import NotFound
 from media_server.films import submit_film
 from media_server.http_acceptance import Taking, accepting, answer_again, answer_created
 from media_server.http_body import read_body
-from media_server.http_content import CONTENT_RESPONSES, remove, send_artifact
+from media_server.http_content import CONTENT_RESPONSES, cancel, remove, send_artifact
 from media_server.http_context import request_context
 from media_server.http_fetch import check_url
 from media_server.http_lists import METADATA_PARAMETER, Listing
@@ -107,11 +107,11 @@ async def cancel_film(request: Request, response: Response, owner: Owner, film_i
     """Cancel a film and its jobs; it says `cancelled` once all that ran has stopped."""
     db: Database = request.app.state.db
 
-    def cancel() -> Job:
+    def stop() -> Job:
         _owned_film(db, film_id, owner)
-        return store.request_cancel(db, film_id)
+        return cancel(request, film_id)
 
-    return await _answer(db, await run_in_threadpool(cancel), response)
+    return await _answer(db, await run_in_threadpool(stop), response)
 
 
 @router.delete("/{film_id}", response_model=objects.Deleted, summary="Delete a film", responses=errors(404))
@@ -121,7 +121,7 @@ async def delete_film(request: Request, owner: Owner, film_id: FilmId) -> object
 
     def delete() -> None:
         _owned_film(db, film_id, owner)
-        remove(db, request.app.state.artifacts, film_id)
+        remove(request, film_id)
 
     await run_in_threadpool(delete)
     return objects.Deleted(id=film_id, object="film.deleted", deleted=True)

@@ -11,6 +11,7 @@ from starlette.responses import Response, StreamingResponse
 from media_server import http_objects as objects
 from media_server.auth import Caller, Owner, is_still_allowed
 from media_server.errors import InvalidRequest
+from media_server.http_content import cancel
 from media_server.http_events import is_last, job_events, read_events
 from media_server.http_lists import METADATA_PARAMETER, Listing
 from media_server.http_openapi import errors, event_stream
@@ -60,11 +61,11 @@ async def cancel_job(request: Request, owner: Owner, job_id: JobId) -> objects.J
     """
     db: Database = request.app.state.db
 
-    def cancel() -> objects.Job:
+    def stop() -> objects.Job:
         owned(db, job_id, owner)
-        return job_object(db, store.request_cancel(db, job_id))
+        return job_object(db, cancel(request, job_id))
 
-    return await run_in_threadpool(cancel)
+    return await run_in_threadpool(stop)
 
 
 @router.get(

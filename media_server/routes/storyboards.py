@@ -22,7 +22,7 @@ from media_server.errors import InvalidRequest, NotFound
 from media_server.films import MAX_FILM_SECONDS, MAX_IDEA_CHARS, MAX_SHOTS
 from media_server.http_acceptance import Taking, accepting, answer_again, answer_created, kept_job
 from media_server.http_body import parse_json
-from media_server.http_content import CONTENT_RESPONSES, remove, send_artifact
+from media_server.http_content import CONTENT_RESPONSES, cancel, remove, send_artifact
 from media_server.http_context import request_context
 from media_server.http_events import KEY_EVERY_S, EventFeed, is_last, read_events
 from media_server.http_fetch import check_url
@@ -180,11 +180,11 @@ async def cancel_storyboard(request: Request, owner: Owner, storyboard_id: Story
     """Cancel a storyboard: at once if it waits, within a moment if it is being written."""
     db: Database = request.app.state.db
 
-    def cancel() -> Storyboard:
+    def stop() -> Storyboard:
         _owned(db, storyboard_id, owner)
-        return storyboard_object(db, store.request_cancel(db, storyboard_id))
+        return storyboard_object(db, cancel(request, storyboard_id))
 
-    return await run_in_threadpool(cancel)
+    return await run_in_threadpool(stop)
 
 
 @router.delete(
@@ -196,7 +196,7 @@ async def delete_storyboard(request: Request, owner: Owner, storyboard_id: Story
 
     def delete() -> None:
         _owned(db, storyboard_id, owner)
-        remove(db, request.app.state.artifacts, storyboard_id)
+        remove(request, storyboard_id)
 
     await run_in_threadpool(delete)
     return objects.Deleted(id=storyboard_id, object="storyboard.deleted", deleted=True)

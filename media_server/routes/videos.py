@@ -97,7 +97,7 @@ async def delete_video(request: Request, owner: Owner, video_id: VideoId) -> obj
 
     def delete() -> None:
         owned_video(db, video_id, owner)
-        remove(db, request.app.state.artifacts, video_id)
+        remove(request, video_id)
 
     await run_in_threadpool(delete)
     return objects.Deleted(id=video_id, object="video.deleted", deleted=True)

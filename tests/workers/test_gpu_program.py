@@ -1,6 +1,7 @@
 """The GPU program as a real process on a tiny random model: protocol, cancel, lock, end with its parent."""
 
 import argparse
+import errno
 import fcntl
 import io
 import json
@@ -289,6 +290,7 @@ def real_cpu_out_of_memory() -> BaseException:
         (torch.OutOfMemoryError("CUDA out of memory"), "out_of_memory", False),
         (real_cpu_out_of_memory(), "out_of_memory", False),
         (MemoryError(), "out_of_memory", False),
+        (OSError(errno.ENOSPC, "No space left on device"), "insufficient_storage", False),
         (InvalidOutput("The clip is black."), "invalid_output", False),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), "worker_crashed", True),
         (KeyError("a bug"), "internal_error", False),
