@@ -270,6 +270,9 @@ def _store(
     admit: Callable[[Transaction], Cost],
 ) -> Job:
     input_bytes = 0
+    prefix = f"{spec.id}/"
+    if files:
+        store.hold_files(db, prefix)
     try:
         for name, file in files.items():
             if isinstance(file.content, Path):
@@ -277,10 +280,13 @@ def _store(
             else:
                 stored = artifacts.put_bytes(keys[name], file.content, file.content_type)
             input_bytes += stored.size_bytes
-        with db.write() as tx:
+        with db.write("accept") as tx:
             tx.lock(f"admission:{spec.pool}")
+            if files:
+                store.keep_files(tx, prefix)
             return store.submit_in(tx, replace(spec, input_bytes=input_bytes, **predictions(admit(tx))))
     except BaseException:
         if files:
-            artifacts.delete_prefix(f"{spec.id}/")
+            artifacts.delete_prefix(prefix)
+            store.forget_garbage(db, prefix)
         raise

@@ -260,6 +260,12 @@ def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
         ) from cause
 
 
+def crash_point() -> tuple[str | None, str | None]:
+    """Read MEDIA_SERVER_TEST_CRASH_AT: the name of a crash point, and the file that says that it was met."""
+    name, _, file = os.environ.get(f"{_PREFIX}TEST_CRASH_AT", "").partition("=")
+    return name or None, file or None
+
+
 def child_environment(settings: Settings) -> dict[str, str]:
     """Give the whole environment of a child process whose `load_settings()` must return equal settings."""
     inherited = {

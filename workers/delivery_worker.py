@@ -20,6 +20,7 @@ from pathlib import Path
 
 from celery import Celery
 
+from media_server import crash_points
 from media_server.jobs.database import Database, open_database
 from media_server.jobs.doorbell import make_celery
 from media_server.jobs.outbox import DELIVERIES_POOL, Message, claim_due, settle
@@ -152,6 +153,7 @@ class Courier:
         secrets = message.secrets or [service_secret(self.settings)]
         param = "webhook_url" if message.endpoint_id is None else "url"
         answer = await sender.send(message.url, message.payload, message_id=message.id, secrets=secrets, param=param)
+        crash_points.reach("message.sent")
         attempt = message.attempts - message.uncounted + 1
         outcome = judge(attempt, answer.status, answer.headers, time.time(), self.jitter)
         is_delivered = outcome.verdict is Verdict.DELIVERED

@@ -32,6 +32,7 @@ from media_server.settings import load_settings
 PROTOCOL_VERSION = 1
 EXIT_MODEL_ERROR = 3
 EXIT_DEVICE_LOST = 4
+EXIT_OUT_OF_MEMORY = 5
 
 logger = logging.getLogger("workers.gpu_program")
 
@@ -141,14 +142,17 @@ def serve(channel: Channel, arguments: argparse.Namespace) -> int:
     logger.info("%s is loaded on %s, %.1f s", arguments.name, arguments.device, time.monotonic() - started)
     channel.send("ready", card=card, device=arguments.device)
     while (run := channel.runs.get()) is not None:
-        is_device_lost = do_run(channel, run, checkpoint, card, arguments.threads)
-        if is_device_lost:
-            return EXIT_DEVICE_LOST
+        exit_code = do_run(channel, run, checkpoint, card, arguments.threads)
+        if exit_code is not None:
+            return exit_code
     return 0
 
 
-def do_run(channel: Channel, run: dict[str, Any], checkpoint: Any, card: dict[str, Any], threads: int) -> bool:
-    """Make one clip and answer for it; True if the device cannot be used any more."""
+def do_run(channel: Channel, run: dict[str, Any], checkpoint: Any, card: dict[str, Any], threads: int) -> int | None:
+    """Make one clip and answer for it; gives an exit code if this process is not to make another.
+
+    After a lack of memory it is not: what is left of it, in pieces, may be too little for a clip that fits.
+    """
     from video.clip import Progress, SegmentFile, make_clip
     from video.cost import Cost, peak_memory_bytes, reset_peak_memory
     from video.errors import Cancelled
@@ -196,20 +200,21 @@ def do_run(channel: Channel, run: dict[str, Any], checkpoint: Any, card: dict[st
             gpu_seconds=time.monotonic() - started,
             peak_memory_bytes=peak_memory_bytes(checkpoint.device),
         )
-    is_device_lost = False
+    exit_code = None
     if error is not None:
         code, message = _code_of(error), _message_of(error)
         logger.error("job %s attempt %d: %s: %s", *key, code, message, exc_info=error if code in _LOGGED else None)
         # the frames of the traceback hold the tensors of the run
         error.__traceback__ = None
-        is_device_lost = code == "worker_crashed"
+        exit_code = _LAST_RUN.get(code)
         channel.send("failed", **about, code=code, message=message)
     channel.cancelled.discard(key)
     error = None
     _give_memory_back(checkpoint.device)
-    return is_device_lost
+    return exit_code
 
 
+_LAST_RUN = {"worker_crashed": EXIT_DEVICE_LOST, "out_of_memory": EXIT_OUT_OF_MEMORY}
 _LOGGED = ("internal_error", "model_error", "worker_crashed")
 
 

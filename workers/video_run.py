@@ -21,6 +21,7 @@ from typing import Any, NoReturn, TypeVar
 
 import sqlalchemy.exc
 
+from media_server import crash_points
 from media_server.artifacts.reserve import with_reserve
 from media_server.errors import JobError
 from media_server.jobs import claims
@@ -47,6 +48,8 @@ GRACE_STEPS = 2.0
 # how long without a sign of life before the program counts as hung: at least this, and this many times the card's cost
 HUNG_S = 120.0
 HUNG_TIMES = 20.0
+# failures after which a program makes no other clip
+_ENDS_PROGRAM = ("worker_crashed", "out_of_memory")
 _REPORTED = ("model", "versions", "machine", "kernel_path", "seed", "segments", "drift", "file", "frames_sha256")
 
 
@@ -194,6 +197,9 @@ class Run:
                 elif message["type"] == "failed":
                     self.is_running = False
                     reason = JobError.from_wire(message["code"], message["message"])
+                    if reason.code in _ENDS_PROGRAM:
+                        # it is about to end; the next job must not meet it
+                        self._kill()
                     self._fail(reason, retryable=reason.code == "worker_crashed")
             self._tick()
             if time.monotonic() - self.heard_at > patience_s:
@@ -296,6 +302,7 @@ class Run:
         upload = self.helper.submit(self.files.upload, done["artifacts"])
         self.uploads.append(upload)
         records = self._meanwhile(upload.result)
+        crash_points.reach("clip.uploaded")
         manifest = done["manifest"]
         result = Result(
             artifacts=records,
@@ -305,6 +312,7 @@ class Run:
         )
         if not with_reserve(self.context.settings, partial(claims.complete, self.context.db, self.claim, result)):
             self._lost()
+        crash_points.reach("clip.finished")
         self.files.remove_segments()
         logger.info(
             "job %s attempt %d: completed, %.1f GPU seconds", self.claim.job.id, self.claim.attempt, self.gpu_seconds

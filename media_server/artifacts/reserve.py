@@ -14,6 +14,7 @@ from typing import TypeVar
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 
+from media_server import crash_points
 from media_server.jobs.database import is_disk_full
 from media_server.settings import Settings
 
@@ -59,6 +60,7 @@ def keep_reserve(settings: Settings) -> bool:
                 file.write(_BLOCK[: settings.reserve_bytes - start])
             file.flush()
             os.fsync(file.fileno())
+        crash_points.reach("reserve.made")
         making.replace(path)
     except OSError:
         making.unlink(missing_ok=True)

@@ -20,6 +20,7 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore, ObjectStore, S3Store, from_url
 
+from media_server import crash_points
 from media_server.errors import ConfigurationError, InsufficientStorage, InvalidRequest, NotFound
 from media_server.jobs.spec import ArtifactRecord
 from media_server.settings import Settings
@@ -27,6 +28,8 @@ from media_server.settings import Settings
 READ_BYTES = 1 << 20
 _SEGMENT = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _MAX_KEY = 512
+# how the library calls a file while it is written
+_UNNAMED = re.compile(r"#\d+$")
 # how the library words ENOSPC: it has no class of its own
 _DISK_FULL = "os error 28)"
 
@@ -108,8 +111,9 @@ class ArtifactStore:
         for key in keys:
             with suppress(FileNotFoundError):
                 obstore.delete(self._store, key)
+            crash_points.reach("file.removed")
         if self.root is not None:
-            _remove_empty_folders(self.root / prefix.rstrip("/"))
+            _remove_rest(self.root / prefix.rstrip("/"))
         return len(keys)
 
     def local_path(self, key: str) -> Path | None:
@@ -150,6 +154,7 @@ class ArtifactStore:
             if _DISK_FULL not in str(error):
                 raise
             raise InsufficientStorage("The disk is full; the file was not kept.") from error
+        crash_points.reach("file.named")
         # the row that will name this file is durable; so is the file, and each folder that leads to it
         path = self.root / key
         _fsync(path)
@@ -157,6 +162,7 @@ class ArtifactStore:
             _fsync(folder)
             if folder == self.root:
                 break
+        crash_points.reach("file.synced")
 
     def _chunks(self, key: str, start: int, stop: int) -> Iterator[bytes]:
         if self.root is not None:
@@ -209,8 +215,13 @@ def _fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _remove_empty_folders(folder: Path) -> None:
-    for path, _, _ in os.walk(folder, topdown=False):
+def _remove_rest(folder: Path) -> None:
+    """Remove what the library does not list: files whose writer was killed before they had their name, and folders."""
+    for path, _, files in os.walk(folder, topdown=False):
+        for name in files:
+            if _UNNAMED.search(name):
+                with suppress(FileNotFoundError):
+                    os.unlink(os.path.join(path, name))
         # a folder that a late writer fills again stays
         with suppress(OSError):
             os.rmdir(path)

@@ -110,7 +110,7 @@ def submit_film(
     prompts = dict(asked)
     if request.negative_prompt is not None:
         prompts["negative_prompt"] = request.negative_prompt
-    with db.write() as tx:
+    with db.write("accept") as tx:
         tx.lock(f"admission:{card.pool}")
         limits = limits or Limits()
         admit_text(tx, limits, TEXT_POOL, owner_key_id=owner_key_id, priority=request.priority)

@@ -64,7 +64,7 @@ def beat(
     if progress is not None:
         progress = min(max(progress, 0.0), 100.0)
         columns["progress"] = sa.case((jobs.c.progress < progress, progress), else_=jobs.c.progress)
-    with db.write(is_durable=False) as tx:
+    with db.write("beat", is_durable=False) as tx:
         tx.lock(claim.job.root_id)
         row = tx.conn.execute(
             jobs.update()
@@ -86,7 +86,7 @@ def complete(db: Database, claim: Claim, result: Result) -> bool:
 
     The files must be durable by now. An attempt that lost deletes its own.
     """
-    with db.write() as tx:
+    with db.write("finish") as tx:
         tx.lock(claim.job.root_id)
         job = _mine(tx, claim)
         if job is None:
@@ -137,7 +137,7 @@ def fail(
     `retry_in_s` is how long it waits for its next attempt (None: as long as the error's code suggests). A job whose
     cancel was asked for ends as cancelled: its work has stopped.
     """
-    with db.write() as tx:
+    with db.write("fail") as tx:
         tx.lock(claim.job.root_id)
         job = _mine(tx, claim)
         if job is None:
@@ -155,7 +155,7 @@ def fail(
 
 def confirm_cancel(db: Database, claim: Claim, *, gpu_seconds: float | None = None) -> bool:
     """Say that the work has stopped; False if nobody asked for it or the attempt is not the job's any more."""
-    with db.write() as tx:
+    with db.write("confirm_cancel") as tx:
         tx.lock(claim.job.root_id)
         job = _mine(tx, claim)
         if job is None or job.cancel_requested_at is None:
@@ -165,7 +165,7 @@ def confirm_cancel(db: Database, claim: Claim, *, gpu_seconds: float | None = No
 
 def release(db: Database, claim: Claim, *, gpu_seconds: float | None = None) -> bool:
     """Give a job back unfinished, because its worker ends: the attempt does not count against max_attempts."""
-    with db.write() as tx:
+    with db.write("release") as tx:
         tx.lock(claim.job.root_id)
         job = _mine(tx, claim)
         if job is None:
@@ -178,7 +178,7 @@ def release(db: Database, claim: Claim, *, gpu_seconds: float | None = None) -> 
 
 def save_checkpoint(db: Database, claim: Claim, sequence: int, key: str, data: dict[str, Any]) -> bool:
     """Keep a finished part for later attempts; False if the attempt is not the job's any more."""
-    with db.write() as tx:
+    with db.write("checkpoint") as tx:
         tx.lock(claim.job.root_id)
         if _mine(tx, claim) is None:
             return False

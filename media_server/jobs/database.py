@@ -27,6 +27,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import OperationalError
 
+from media_server import crash_points
 from media_server.errors import ConfigurationError, DataDirLocked
 from media_server.migrations import check_revision, upgrade
 
@@ -88,16 +89,22 @@ class Database:
         self._is_checked = False
 
     @contextmanager
-    def write(self, *, is_durable: bool = True) -> Iterator[Transaction]:
+    def write(self, name: str = "", *, is_durable: bool = True) -> Iterator[Transaction]:
         """Open a transaction that writes; commits at the end, rolls back on an exception.
 
-        One that need not be durable may be lost in a power cut, never in a crash of ours.
+        One that need not be durable may be lost in a power cut, never in a crash of ours. `name` is its crash points'.
         Raises SchemaVersionError if the database is not of this release's revision.
         """
         with self._connect({_WRITE: True, _DURABLE: is_durable}) as conn:
             tx = Transaction(conn)
             yield tx
+            if crash_points.is_armed:
+                crash_points.reach(f"{name}.written")
+        if crash_points.is_armed:
+            crash_points.reach(f"{name}.committed")
         self._ring_all(tx.rings)
+        if crash_points.is_armed:
+            crash_points.reach(f"{name}.rung")
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:

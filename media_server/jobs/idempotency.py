@@ -65,7 +65,7 @@ def hold(db: Database, request: KeyedRequest, status_code: int) -> HeldKey | Kep
     """
     held = HeldKey(request, secrets.token_hex(8), status_code)
     # a power cut may forget that a key was held, not what it is bound to
-    with db.write(is_durable=False) as tx:
+    with db.write("hold_key", is_durable=False) as tx:
         tx.lock(f"idempotency:{_owner(request)}:{request.key}")
         now = tx.now()
         tx.conn.execute(idempotency_keys.delete().where(_is_named(request), idempotency_keys.c.expires_at <= now))
@@ -135,7 +135,7 @@ def keep_answer(db: Database, held: HeldKey, response: str) -> None:
     """Write down what a bound key's request was answered, unless what it made has been deleted meanwhile."""
     table = idempotency_keys
     is_bound = sa.and_(table.c.holder == held.holder, table.c.request_sha256 != "")
-    with db.write(is_durable=False) as tx:
+    with db.write("keep_answer", is_durable=False) as tx:
         tx.conn.execute(table.update().where(_is_named(held.request), is_bound).values(response=response))
 
 

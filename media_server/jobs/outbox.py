@@ -174,7 +174,7 @@ def claim_due(
                 ids.append(row.id)
     if not ids:
         return []
-    with db.write() as tx:
+    with db.write("take_message") as tx:
         taken = tx.conn.scalars(
             outbox.update()
             .where(outbox.c.id.in_(ids), is_due)
@@ -229,7 +229,7 @@ def settle(
     too. Returns whether the message was still this worker's.
     """
     state = "delivered" if error is None else "dead" if retry_in_s is None else "pending"
-    with db.write() as tx:
+    with db.write("settle_message") as tx:
         now = tx.now()
         taken = tx.conn.execute(
             outbox.update()

@@ -26,7 +26,7 @@ def claim_next(db: Database, pool: str, worker: str, lease_s: float) -> Claim | 
         if tx.conn.execute(_CANDIDATE, {"pool": pool, "now": tx.now()}).first() is None:
             # an idle worker does not ask for the write lock
             return None
-    with db.write() as tx:
+    with db.write("claim") as tx:
         # one claim of a pool at a time, so that turns are kept
         tx.lock(f"claim:{pool}")
         for _ in range(_CLAIM_TRIES):

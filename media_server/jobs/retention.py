@@ -42,7 +42,7 @@ def purge(db: Database, *, keep_s: float) -> list[str]:
         roots = list(tx.conn.scalars(query.order_by(jobs.c.deleted_at).limit(_A_ROUND)))
     purged = []
     for root_id in roots:
-        with db.write() as tx:
+        with db.write("purge") as tx:
             tx.lock(root_id)
             # a message may have been asked for again meanwhile
             if tx.conn.scalar(sa.select(jobs.c.id).where(jobs.c.id == root_id, _is_settled_root())) is None:

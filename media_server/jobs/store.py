@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from media_server import films
-from media_server.errors import Conflict
+from media_server.errors import Conflict, NotReady
 from media_server.jobs.database import Database, Transaction
 from media_server.jobs.lists import MAX_PAGE, list_jobs
 from media_server.jobs.place import Place, place_of, places_of
@@ -13,6 +13,9 @@ from media_server.jobs.rows import insert, load, select
 from media_server.jobs.spec import ArtifactRecord, Job, JobSpec
 from media_server.jobs.tables import artifacts, garbage, jobs
 from media_server.jobs.transitions import discard, erase
+
+# how long the files of a job that is being accepted may wait for its row
+ACCEPT_S = 600.0
 
 __all__ = [
     "MAX_PAGE",
@@ -23,6 +26,8 @@ __all__ = [
     "find_places",
     "forget_garbage",
     "get",
+    "hold_files",
+    "keep_files",
     "list_jobs",
     "put_off_garbage",
     "request_cancel",
@@ -33,8 +38,26 @@ __all__ = [
 
 def submit(db: Database, spec: JobSpec) -> Job:
     """Write a job and its first event, then ring its pool."""
-    with db.write() as tx:
+    with db.write("accept") as tx:
         return insert(tx, spec)
+
+
+def hold_files(db: Database, prefix: str) -> None:
+    """Say that files under a prefix are about to be written whose job has no row yet.
+
+    If their writer dies before `keep_files`, they are removed after ACCEPT_S.
+    """
+    with db.write("hold_files") as tx:
+        discard(tx, prefix, delay_s=ACCEPT_S)
+
+
+def keep_files(tx: Transaction, prefix: str) -> None:
+    """Keep the files that were held, in the transaction that writes their job.
+
+    Raises NotReady if that took so long that they were removed.
+    """
+    if tx.conn.execute(garbage.delete().where(garbage.c.prefix == prefix)).rowcount == 0:
+        raise NotReady("Accepting the request took too long; send it again.", code="accepting_took_too_long")
 
 
 def submit_in(tx: Transaction, spec: JobSpec) -> Job:
@@ -53,7 +76,7 @@ def request_cancel(db: Database, id: str) -> Job:
 
     A job that has ended stays as it is. Raises NotFound.
     """
-    with db.write() as tx:
+    with db.write("cancel") as tx:
         films.cancel_job(tx, _locked(tx, id))
         return load(tx, id)
 
@@ -64,7 +87,7 @@ def delete(db: Database, id: str) -> list[str]:
     Returns the key prefixes of those that have ended; the sweeper removes them too, so none can be forgotten.
     Raises NotFound, or Conflict for a child whose film still needs it.
     """
-    with db.write() as tx:
+    with db.write("delete") as tx:
         job = _locked(tx, id)
         if job.parent_id is not None:
             film = load(tx, job.parent_id, with_deleted=True)
@@ -125,7 +148,7 @@ def due_garbage(db: Database, limit: int = 100) -> list[str]:
 
 def forget_garbage(db: Database, prefix: str) -> None:
     """Note that the files under a prefix are gone."""
-    with db.write() as tx:
+    with db.write("forget_files") as tx:
         tx.conn.execute(garbage.delete().where(garbage.c.prefix == prefix))
 
 

@@ -22,7 +22,7 @@ def end_leases(db: Database, worker: str) -> int:
         ).all()
     count = 0
     for row in held:
-        with db.write() as tx:
+        with db.write("end_lease") as tx:
             tx.lock(row.root_id)
             ended = tx.conn.execute(
                 jobs.update()
@@ -48,7 +48,7 @@ def sweep(db: Database, *, doorbell_s: float) -> SweepReport:
     for seen in lapsed:
         if seen.cancel_requested_at is None and has_attempts(seen):
             continue
-        with db.write() as tx:
+        with db.write("lost") as tx:
             tx.lock(seen.root_id)
             found = select(tx, sa.select(jobs).where(jobs.c.id == seen.id, is_lapsed(tx.now())))
             if not found:
@@ -77,7 +77,7 @@ def _ring_again(db: Database, doorbell_s: float) -> list[str]:
             .having(sa.func.coalesce(last, 0.0) <= now - doorbell_s)
         ).all()
     for row in silent:
-        with db.write() as tx:
+        with db.write("ring_again") as tx:
             # one row carries the bell of its pool
             tx.conn.execute(jobs.update().where(jobs.c.id == row.id).values(doorbell_at=tx.now()))
             tx.ring(row.pool)

@@ -134,7 +134,7 @@ async def create_storyboard(request: Request, owner: Owner, asked: Taking) -> Re
             if body.model is not None and settings.engine_url is None:
                 get_card(db, body.model, "text")
             spec = _spec(body, get_card(db, body.video_model, "video"), request, owner, settings)
-            with db.write() as tx:
+            with db.write("accept") as tx:
                 tx.lock(f"admission:{spec.pool}")
                 admit_text(tx, Limits.of(settings), spec.pool, owner_key_id=spec.owner_key_id, priority=spec.priority)
                 return store.submit_in(tx, replace(spec, idempotency_key=key))

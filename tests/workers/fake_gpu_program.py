@@ -60,9 +60,10 @@ def done(run: dict[str, Any]) -> None:
         progress(run, step, 4)
     path = Path(run["out_dir"]) / "video.mp4"
     path.write_bytes(b"a clip")
-    manifest = dict.fromkeys(
+    manifest: dict[str, Any] = dict.fromkeys(
         ("model", "versions", "machine", "kernel_path", "seed", "segments", "drift", "file", "frames_sha256"), "x"
     )
+    manifest["machine"] = {"name": "none"}
     send(
         "done",
         job_id=run["job_id"],
@@ -93,7 +94,7 @@ def main() -> None:
         elif behaviour == "hang":
             progress(run, 1, 4)
             time.sleep(600)
-        elif behaviour in ("wait", "wait long"):
+        elif behaviour in ("wait", "wait long") or (behaviour == "wait at first" and run["attempt"] == 1):
             wait_for_cancel(run, 0.1 if behaviour == "wait" else 600.0)
         elif behaviour == "wait in silence":
             wait_for_cancel(run, None)

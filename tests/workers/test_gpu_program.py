@@ -285,19 +285,23 @@ def real_cpu_out_of_memory() -> BaseException:
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "is_device_lost"),
+    ("error", "code", "exit_code"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory"), "out_of_memory", False),
-        (real_cpu_out_of_memory(), "out_of_memory", False),
-        (MemoryError(), "out_of_memory", False),
-        (OSError(errno.ENOSPC, "No space left on device"), "insufficient_storage", False),
-        (InvalidOutput("The clip is black."), "invalid_output", False),
-        (RuntimeError("CUDA error: an illegal memory access was encountered"), "worker_crashed", True),
-        (KeyError("a bug"), "internal_error", False),
+        (torch.OutOfMemoryError("CUDA out of memory"), "out_of_memory", gpu_program.EXIT_OUT_OF_MEMORY),
+        (real_cpu_out_of_memory(), "out_of_memory", gpu_program.EXIT_OUT_OF_MEMORY),
+        (MemoryError(), "out_of_memory", gpu_program.EXIT_OUT_OF_MEMORY),
+        (OSError(errno.ENOSPC, "No space left on device"), "insufficient_storage", None),
+        (InvalidOutput("The clip is black."), "invalid_output", None),
+        (
+            RuntimeError("CUDA error: an illegal memory access was encountered"),
+            "worker_crashed",
+            gpu_program.EXIT_DEVICE_LOST,
+        ),
+        (KeyError("a bug"), "internal_error", None),
     ],
 )
 def test_what_goes_wrong_gets_a_code(
-    monkeypatch: pytest.MonkeyPatch, error: BaseException, code: str, is_device_lost: bool
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, code: str, exit_code: int | None
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise error
@@ -310,7 +314,7 @@ def test_what_goes_wrong_gets_a_code(
         ("seconds_fixed", "seconds_per_step_token", "seconds_per_frame_pixel", "bytes_fixed", "bytes_per_token"), 0.0
     )
     checkpoint = argparse.Namespace(device=torch.device("cpu"))
-    assert do_run(channel, message, checkpoint, {"cost": cost}, 1) is is_device_lost
+    assert do_run(channel, message, checkpoint, {"cost": cost}, 1) == exit_code
     answer = json.loads(outgoing.getvalue())
     assert (answer["type"], answer["code"], answer["job_id"]) == ("failed", code, "video_1")
     assert "illegal" not in answer["message"] and "a bug" not in answer["message"]

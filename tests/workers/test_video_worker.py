@@ -66,7 +66,7 @@ PARAMS: dict[str, Any] = {
 class House:
     """A worker with its program, its database and its files."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, command: list[str] | None = None) -> None:
         self.settings = Settings(data_dir=folder, lease_s=20.0, beat_s=0.5, cancel_grace_s=3.0)
         self.db: Database = open_database(self.settings.database)
         migrate(self.db)
@@ -81,7 +81,7 @@ class House:
         )
         (folder / "card.json").write_text(json.dumps(CARD))
         self.log = folder / "runs.log"
-        command = [sys.executable, str(FAKE), str(self.log), str(folder / "card.json")]
+        command = command or [sys.executable, str(FAKE), str(self.log), str(folder / "card.json")]
         self.worker = VideoWorker(self.settings, "video-0", command)
         self.worker.start(self.context)
 
@@ -190,7 +190,8 @@ def test_out_of_memory_fails_one_job_and_not_the_next(house: House) -> None:
     assert (job.status, job.error_code, job.attempt) == (Status.FAILED, "out_of_memory", 1)
     assert job.gpu_seconds is not None and job.gpu_seconds > 0
     assert house.job(next_id).status is Status.COMPLETED
-    assert len({run["pid"] for run in house.runs()}) == 1
+    # in a new process: what is left of the old one's memory may be in pieces
+    assert len({run["pid"] for run in house.runs()}) == 2
 
 
 def test_a_cancel_is_confirmed_when_the_program_has_stopped(house: House) -> None:
