@@ -1,6 +1,7 @@
 # make setup   a virtual environment with everything in it, and .venv/bin/media-server
 # make film    one film from one sentence: make film IDEA="A red ball finds a friend."
 # make test    lint, types, layers, units, end to end; the store on SQLite and on PostgreSQL
+# make faults  the service under random faults, in N actions: make faults N=1000 SEED=7
 # make lint    the first three of these alone
 # make bench-api  the job API under load beside a bare route, on this machine: best when it is quiet
 # make clean   remove all that these made
@@ -17,7 +18,11 @@ export IDEA ?= A red ball rolls through the night and finds a blue friend.
 # both cores work on tests; each process computes on one
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: setup film test lint unit e2e bench-api clean
+# of `make faults`: actions, and the seed if it is to be another than the time
+N ?= 1000
+SEED ?=
+
+.PHONY: setup film test lint unit e2e faults bench-api clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMPS)/packages $(STAMPS)/language-model
@@ -39,7 +44,10 @@ unit: setup
 		$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/kernels/interpreted; fi
 
 e2e: setup
-	$(TEST_ENV) $(BIN)/python -m pytest -q -m e2e tests/e2e
+	$(TEST_ENV) $(BIN)/python -m pytest -q -m e2e tests/e2e tests/faults
+
+faults: setup
+	$(TEST_ENV) $(BIN)/python -m tests.faults.campaign --actions $(N) $(if $(SEED),--seed $(SEED)) $(FAULTS)
 
 # for the tests: Debian's package, where it is missing and may be installed; its own server is not started
 $(STAMPS)/postgresql: $(STAMPS)/venv

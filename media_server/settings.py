@@ -266,6 +266,11 @@ def crash_point() -> tuple[str | None, str | None]:
     return name or None, file or None
 
 
+def stand_in_program() -> str | None:
+    """Read MEDIA_SERVER_TEST_GPU_PROGRAM: a Python file that takes the GPU program's place under test."""
+    return os.environ.get(f"{_PREFIX}TEST_GPU_PROGRAM") or None
+
+
 def child_environment(settings: Settings) -> dict[str, str]:
     """Give the whole environment of a child process whose `load_settings()` must return equal settings."""
     inherited = {

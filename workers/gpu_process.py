@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from media_server.settings import stand_in_program
+
 logger = logging.getLogger(__name__)
 
 STOP_S = 3.0
@@ -37,7 +39,9 @@ def program_command(
 ) -> list[str]:
     """Give the command that starts the GPU program for a model."""
     # -P: a folder named like one of our packages in the working directory must not shadow it
-    command = [sys.executable, "-P", "-m", "workers.gpu_program", "--model-dir", str(model_dir), "--device", device]
+    stand_in = stand_in_program()
+    program = ("-m", "workers.gpu_program") if stand_in is None else (stand_in,)
+    command = [sys.executable, "-P", *program, "--model-dir", str(model_dir), "--device", device]
     command += ["--threads", str(threads), "--lock", str(lock), "--name", name, "--pool", pool]
     return [*command, "--hash-cache", str(hash_cache)]
 

@@ -18,7 +18,8 @@ from pathlib import Path
 
 _LAUNCHER = Path(__file__).with_name("child.py")
 BACKOFF_FIRST_S = 0.5
-BACKOFF_MAX_S = 30.0
+# a job whose worker died waits no longer than its lease would have lasted
+BACKOFF_MAX_S = 10.0
 # a child that ran this long counts as healthy: its next restart is quick again
 BACKOFF_RESET_S = 30.0
 

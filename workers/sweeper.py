@@ -15,11 +15,13 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from sqlalchemy.exc import OperationalError
+
 from media_server.artifacts.reserve import keep_reserve, with_reserve
 from media_server.artifacts.store import ArtifactStore, open_artifacts
 from media_server.jobs import idempotency, store
 from media_server.jobs.claims import sweep
-from media_server.jobs.database import Database, open_database
+from media_server.jobs.database import Database, is_disk_full, open_database
 from media_server.jobs.doorbell import make_celery, ring
 from media_server.jobs.retention import delete_expired, forget_days, purge
 from media_server.settings import Settings, load_settings
@@ -52,8 +54,12 @@ def main(argv: Sequence[str]) -> int:
             # a log that is in use is tried again in the next round
             if time.monotonic() - emptied_at >= _LOG_S and db.empty_log():
                 emptied_at = time.monotonic()
-        except Exception:
-            logger.exception("this round failed; the next is in %.0f s", settings.sweep_s)
+        except Exception as error:
+            if isinstance(error, OperationalError) and is_disk_full(error):
+                # a trace of each round would fill what room there is for the log
+                logger.error("this round failed, the disk is full; the next is in %.0f s", settings.sweep_s)
+            else:
+                logger.exception("this round failed; the next is in %.0f s", settings.sweep_s)
         time.sleep(settings.sweep_s)
 
 

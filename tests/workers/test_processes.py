@@ -71,7 +71,7 @@ def test_what_a_dead_child_left_behind_is_killed() -> None:
 def test_back_off_doubles_and_is_forgotten_after_a_healthy_run() -> None:
     child = child_of("")
     child.started_at = time.monotonic()
-    assert [child.plan_restart() for _ in range(8)] == [0.5, 1, 2, 4, 8, 16, 30, 30]
+    assert [child.plan_restart() for _ in range(8)] == [0.5, 1, 2, 4, 8, 10, 10, 10]
     for _ in range(2000):
         assert child.plan_restart() == BACKOFF_MAX_S
     child.started_at = time.monotonic() - 31

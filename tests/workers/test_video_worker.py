@@ -85,11 +85,11 @@ class House:
         self.worker = VideoWorker(self.settings, "video-0", command)
         self.worker.start(self.context)
 
-    def submit(self, prompt: str, **params: Any) -> str:
+    def submit(self, prompt: str, model: str = "fake-wan", **params: Any) -> str:
         spec = JobSpec(
             kind="video",
             pool="video",
-            model="fake-wan",
+            model=model,
             params={**PARAMS, **params},
             prompts={"prompt": prompt},
             max_attempts=2,

@@ -1,0 +1,27 @@
+"""A short campaign; `make faults N=1000` runs a long one, whose result stands in results/."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.campaign import Campaign
+
+SEED = 20261130
+# limits are for an idle machine; one that has other work is given more time, and waits for what happens
+SLACK = 4.0
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(1500)
+def test_a_short_campaign_loses_nothing(tmp_path: Path) -> None:
+    campaign = Campaign(SEED, tmp_path, text_model=None, is_real=False, slack=SLACK)
+    campaign.run(30, 45.0, lambda _: None)
+    result = campaign.result()
+    if campaign.findings:
+        log = campaign.service.log.read_text(errors="replace").splitlines()
+        sys.stderr.write("\n".join(log[-200:]))
+    assert campaign.findings == [], json.dumps(result, indent=1)
+    # it did something, and something was done meanwhile
+    assert result["num_actions"] >= 5 and result["jobs"]["accepted"] >= 3 and result["messages"]["taken"] >= 3
