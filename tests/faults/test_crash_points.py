@@ -61,7 +61,7 @@ def walk(folder: Path, hook: str, parts: list[str], point: str | None) -> int | 
 PARTS = {
     "segments": ("checkpoint", "fail"),
     "drained": ("release",),
-    "stopped": ("confirm_cancel",),
+    "stopped": ("confirm_cancel", "beat"),
     "unwanted": ("cancel",),
     "lost": ("lost", "end_lease", "ring_again"),
     "deleted": ("delete", "forget_files", "purge", "file"),

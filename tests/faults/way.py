@@ -92,10 +92,12 @@ def walk(folder: Path, hook: str, parts: Sequence[str], point: str | None) -> No
             worker.work(caller)
     finally:
         worker.stop()
-    deliver(settings, db)
     for _ in range(2):
         sweep(db, doorbell_s=settings.doorbell_s)
         sweep_once(settings, db, open_artifacts(settings))
+        # a job that the sweeper has ended is announced too
+        deliver(settings, db)
+    sweep_once(settings, db, open_artifacts(settings))
     db.close()
 
 
