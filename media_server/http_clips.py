@@ -9,13 +9,14 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from anyio import to_thread
+from sqlalchemy.exc import OperationalError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import State, UploadFile
 from starlette.requests import Request
@@ -288,5 +289,7 @@ def _store(
     except BaseException:
         if files:
             artifacts.delete_prefix(prefix)
-            store.forget_garbage(db, prefix)
+            # without this the sweeper does both again
+            with suppress(OperationalError):
+                store.forget_garbage(db, prefix)
         raise

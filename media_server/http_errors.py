@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy.exc import OperationalError
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import compile_path
 
@@ -115,6 +115,7 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(OperationalError, _on_database_error)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, _on_unforeseen)
 
 
@@ -226,6 +227,12 @@ async def _on_database_error(request: Request, error: Exception) -> Response:
         NotReady("The database does not answer at the moment; try again.", code="database_unavailable"),
         {"retry-after": "1"},
     )
+
+
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    """Note a caller that was gone before its request was whole; nobody hears the answer."""
+    logger.info("the request broke off before its end", extra=_ids(request))
+    return problem_response(InvalidRequest("The request broke off before its end."))
 
 
 async def _on_unforeseen(request: Request, error: Exception) -> Response:

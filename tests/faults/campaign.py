@@ -17,6 +17,7 @@ import platform
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -33,14 +34,14 @@ from tests.faults.customer import TERMINAL, Customer, Entry
 from tests.faults.invariants import findings as folder_findings
 from tests.faults.proxy import Mode, Proxy
 from tests.faults.receiver import Receiver
-from tests.faults.service import Broker, Service
+from tests.faults.service import SECOND, Broker, Service
 
 RESULTS = Path(__file__).with_name("results")
 DISK_BYTES = 192 << 20
 # parts that are killed and stopped, and how often each
 VICTIMS = {
     "api": 4, "worker": 5, "program": 5, "media": 2, "storyboards": 1, "deliveries": 4, "sweeper": 3, "valkey": 4,
-    "engine": 1, "supervisor": 2,
+    "engine": 1, "supervisor": 2, "second": 4,
 }  # fmt: skip
 ACTIONS = {"kill": 10, "stop": 5, "tree": 2, "api_line": 4, "broker_line": 3, "disk": 2, "clock": 2, "measure": 3}
 # a worker's death to the next attempt at its job: below this before the model loads, and in all
@@ -124,6 +125,7 @@ class Campaign:
     def _act(self) -> None:
         if not self.service.is_running():
             self._start()
+        self.service.keep_second()
         action = self.random.choices(list(ACTIONS), list(ACTIONS.values()))[0]
         getattr(self, f"_{action}")()
 
@@ -154,7 +156,8 @@ class Campaign:
     def _stop(self) -> None:
         part, process = self._victim()
         # now and then for longer than a lease lasts
-        seconds = self.random.choice((0.5, 2.0, 5.0, 5.0, 26.0 if part in ("worker", "program") else 3.0))
+        is_worker = part in ("worker", "program", "second")
+        seconds = self.random.choice((0.5, 2.0, 5.0, 26.0, 26.0) if is_worker else (0.5, 2.0, 5.0, 3.0, 3.0))
         if part == "valkey" and process is None and self.broker.process is not None:
             process = psutil.Process(self.broker.process.pid)
         if process is None:
@@ -167,7 +170,8 @@ class Campaign:
     def _tree(self) -> None:
         """Kill everything at once."""
         self._note("kill", "tree")
-        for process in (family := self.service.tree()):
+        family = self.service.tree()
+        for process in (*family, *self.service.second_tree()):
             _signal(process, signal.SIGKILL)
         self._expect_dead(family)
         self._start()
@@ -242,10 +246,18 @@ class Campaign:
     def _measure(self) -> None:
         """Kill a worker, or its program, in the middle of a job, do nothing else, and take the time to the next try."""
         entry, attempt = self._find_running(10 * self.slack)
-        part = self.random.choice(("worker", "program"))
-        process = self.service.find(part)
-        if entry is None or process is None:
+        part = self.random.choice(("worker", "worker", "program"))
+        holder = self._holder(entry.id) if entry is not None else None
+        if entry is None or holder is None:
             return
+        name, process = holder
+        if part == "program":
+            programs = process.children(recursive=True)
+            if not programs:
+                return
+            process = programs[0]
+        # nobody sees the second one die: what it held is free when its lease has lapsed
+        part = f"second {part}" if name == SECOND else part
         self._note("measure", part)
         _signal(process, signal.SIGKILL)
         began = time.monotonic()
@@ -265,6 +277,18 @@ class Campaign:
                 f"{entry.id} was taken up again {seconds} s after its {part} died, more than {limit:g} s"
             )
 
+    def _holder(self, job_id: str) -> tuple[str, psutil.Process] | None:
+        """Find the worker that holds a job, by the data folder."""
+        with sqlite3.connect(f"file:{self.service.data_dir / 'media-server.db'}?mode=ro", uri=True) as conn:
+            row = conn.execute("SELECT lease_owner FROM jobs WHERE id = ?", (job_id,)).fetchone()
+        if row is None or row[0] is None:
+            return None
+        name, _, place = row[0].partition("@")
+        try:
+            return name, psutil.Process(int(place.rpartition(":")[2]))
+        except psutil.NoSuchProcess:
+            return None
+
     def _find_running(self, limit_s: float) -> tuple[Entry | None, int]:
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
@@ -283,6 +307,8 @@ class Campaign:
         self.receiver.skew_s = 0.0
         if not self.service.is_running():
             self._start()
+        # a worker that was killed in the middle of a clip clears its folder when it starts
+        self.service.keep_second()
         self._wait("ready again", lambda: self._get("/health/ready") is not None, 240)
         self.customer.stop(120 * self.slack)
         self._wait("every job has ended", self._have_ended, 300)
@@ -320,7 +346,7 @@ class Campaign:
     def close(self) -> None:
         """End everything that was started."""
         self.customer.is_closed.set()
-        for process in self.service.tree():
+        for process in (*self.service.tree(), *self.service.second_tree()):
             _signal(process, signal.SIGKILL)
         self.broker.stop()
         for proxy in (self.api_line, self.broker_line):

@@ -17,6 +17,8 @@ from workers.valkey import valkey_command
 
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ROOT / "workers" / "child.py"
+# the second worker's name
+SECOND = "video-9"
 STAND_IN = Path(__file__).with_name("stand_in.py")
 # what a child's command line says of its part
 _PARTS = {"worker": "worker", "engine": "engine", "storyboards": "storyboards", "media": "media", "api": "api"}
@@ -24,7 +26,11 @@ _PARTS |= {"deliveries": "deliveries", "sweeper": "sweeper"}
 
 
 class Service:
-    """`media-server up` on a folder and a port of its own, with a broker of its own or the one it brings."""
+    """`media-server up` on a folder and a port of its own, with a broker of its own or the one it brings.
+
+    A second video worker serves the same pool beside it, as on another machine: nobody watches that one, so what it
+    held when it died is free only when its lease has lapsed.
+    """
 
     def __init__(self, folder: Path, data_dir: Path, *, text_model: Path | None, is_stand_in: bool) -> None:
         self.folder = folder
@@ -37,6 +43,7 @@ class Service:
         if is_stand_in:
             self.environment["MEDIA_SERVER_TEST_GPU_PROGRAM"] = str(STAND_IN)
         self.process: subprocess.Popen[bytes] | None = None
+        self.second: subprocess.Popen[bytes] | None = None
         self.said: list[bytes] = []
         self.num_starts = 0
 
@@ -47,7 +54,8 @@ class Service:
 
     def start(self, broker_url: str | None) -> None:
         """Start it, without waiting until it is ready."""
-        lines = ["version = 1", 'gpus = "cpu"', "allow_private_urls = true", "max_attempts = 8"]
+        lines = ["version = 1", f'data_dir = "{self.data_dir}"', 'gpus = "cpu"', "allow_private_urls = true"]
+        lines += ["max_attempts = 8"]
         lines += ["min_free_bytes = 0", f"reserve_bytes = {4 << 20}", "keep_deleted_s = 0"]
         if broker_url is not None:
             lines.append(f'broker_url = "{broker_url}"')
@@ -55,18 +63,40 @@ class Service:
         if self.text_model is not None:
             lines += ["[[models]]", 'name = "smollm2-135m-instruct"', 'kind = "text"', f'path = "{self.text_model}"']
         self.config.write_text("\n".join(lines) + "\n")
-        command = [sys.executable, "-P", "-m", "media_server.cli", "up", "--port", str(self.port)]
-        command += ["--data", str(self.data_dir), "--config", str(self.config)]
+        self.process = self._launch("up", "--port", str(self.port), "--config", str(self.config))
+        self.num_starts += 1
+        threading.Thread(target=self._listen, args=(self.process,), daemon=True).start()
+        self.stop_second()
+
+    def keep_second(self) -> None:
+        """Start the second worker, if it does not run."""
+        if self.second is None or self.second.poll() is not None:
+            self.second = self._launch("worker", "--name", SECOND, "--threads", "1", "--config", str(self.config))
+
+    def stop_second(self) -> None:
+        """Kill the second worker: the next one finds the broker that there is now."""
+        if self.second is not None:
+            self.second.kill()
+            self.second.wait()
+
+    def _launch(self, *words: str) -> "subprocess.Popen[bytes]":
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
+            return subprocess.Popen(
                 # the launcher: a campaign that is killed takes the service with it
-                [sys.executable, str(LAUNCHER), str(os.getpid()), *command],
-                stdout=subprocess.PIPE,
+                [
+                    sys.executable,
+                    str(LAUNCHER),
+                    str(os.getpid()),
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "media_server.cli",
+                    *words,
+                ],
+                stdout=subprocess.PIPE if words[0] == "up" else log,
                 stderr=log,
                 env=self.environment,
             )
-        self.num_starts += 1
-        threading.Thread(target=self._listen, args=(self.process,), daemon=True).start()
 
     def is_running(self) -> bool:
         """Whether its supervisor lives."""
@@ -82,8 +112,19 @@ class Service:
         except psutil.NoSuchProcess:
             return []
 
+    def second_tree(self) -> list[psutil.Process]:
+        """List the second worker and its program."""
+        second = self.find("second")
+        try:
+            return [] if second is None else [second, *second.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
     def find(self, part: str) -> psutil.Process | None:
-        """Find the process of a part: `worker`, `program`, `api`, …, `valkey`, `supervisor`."""
+        """Find the process of a part: `worker`, `second`, `program`, `api`, …, `valkey`, `supervisor`."""
+        if part == "second":
+            is_there = self.second is not None and self.second.poll() is None
+            return psutil.Process(self.second.pid) if self.second is not None and is_there else None
         for process in self.tree():
             with contextlib.suppress(psutil.NoSuchProcess):
                 if part_of(process, is_first=self.process is not None and process.pid == self.process.pid) == part:
@@ -94,6 +135,7 @@ class Service:
         """Stop it in order; say what went wrong."""
         if self.process is None or self.process.poll() is not None:
             return ["the service was not running at the end"]
+        self.stop_second()
         family = self.tree()
         self.process.send_signal(signal.SIGTERM)
         try:

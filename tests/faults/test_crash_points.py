@@ -1,6 +1,7 @@
 """Each crash point is met by a process that dies there, as by SIGKILL; another walks the way again, and all holds."""
 
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import sqlite3
@@ -21,6 +22,8 @@ from tests.faults.invariants import findings
 # forks of one process that has everything imported and no thread
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.faults.way"])
+# made now, it outlives the tests' own folder for temporary files, as the server of forks does
+multiprocessing.util.get_temp_dir()
 LIMIT_S = 240.0
 
 

@@ -2,6 +2,8 @@
 
 import io
 import json
+import socket
+import time
 from typing import Any
 
 import pytest
@@ -336,3 +338,18 @@ def test_true_is_no_number_of_a_film(service: Any) -> None:
         )
         assert (body["rule"], body["value"]) == ("a number, not true or false", True)
     assert service.contents() == before
+
+
+def test_a_caller_that_is_gone_before_its_request_is_whole_is_no_fault_of_the_service(
+    live: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = int(live.rpartition(":")[2])
+    head = b"POST /v1/videos HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{"
+    with caplog.at_level("INFO"):
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+            connection.sendall(head)
+        deadline = time.monotonic() + 60
+        while not any("broke off" in record.message for record in caplog.records):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
