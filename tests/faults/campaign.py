@@ -263,6 +263,9 @@ class Campaign:
         began = time.monotonic()
         while time.monotonic() - began < 2 * IN_ALL_S * self.slack:
             job = self._get(f"/v1/jobs/{entry.id}")
+            if entry.is_cancelled:
+                # its owner wants it no more
+                return
             if job is not None and (job["attempt"] > attempt or job["status"] in TERMINAL):
                 if job["attempt"] == attempt and job["status"] != "failed":
                     # it had ended before the blow fell
