@@ -24,7 +24,9 @@ from pathlib import Path
 from types import FrameType
 
 import httpx
+from sqlalchemy.exc import OperationalError
 
+from media_server.artifacts.reserve import with_reserve
 from media_server.auth import refuse_open_address
 from media_server.errors import ConfigurationError
 from media_server.jobs.claims import end_leases
@@ -106,9 +108,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Start the children, watch them until a stop is asked for, drain."""
-        ended = end_leases_of_the_dead(self.db) if self.settings.database_url is None else 0
-        if ended:
-            logger.info("%d jobs of a service that was killed here go on", ended)
+        self._end_leases_of_the_dead()
         address = service_url(self.settings)
         try:
             if not self._start_all():
@@ -117,6 +117,18 @@ class Supervisor:
             return 0
         finally:
             self._drain()
+
+    def _end_leases_of_the_dead(self) -> None:
+        if self.settings.database_url is not None:
+            return
+        try:
+            ended = with_reserve(self.settings, partial(end_leases_of_the_dead, self.db))
+        except OperationalError:
+            # they end by themselves; a service that does not start could free nothing
+            logger.warning("the leases of a service that was killed here could not be ended", exc_info=True)
+            return
+        if ended:
+            logger.info("%d jobs of a service that was killed here go on", ended)
 
     def _start_all(self) -> bool:
         for child in self.children:

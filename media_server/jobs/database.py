@@ -15,6 +15,7 @@ import errno
 import fcntl
 import logging
 import os
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -124,8 +125,14 @@ class Database:
             cursor = raw.cursor()
             # a checkpoint is no transaction; and no writer should wait long for it
             cursor.execute(f"PRAGMA busy_timeout = {_EMPTY_LOG_MS}")
-            is_busy = cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-            cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_S * 1000}")
+            try:
+                is_busy = cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+            except sqlite3.OperationalError as error:
+                # on a full disk the file cannot grow by what the log holds
+                logger.warning("the log cannot be emptied now: %s", error.sqlite_errorname)
+                return False
+            finally:
+                cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_S * 1000}")
         finally:
             raw.close()
         return bool(is_busy == 0)
@@ -218,9 +225,10 @@ def lock_data_dir(path: Path) -> Iterator[TextIO]:
             file.seek(0)
             holder = file.read().strip()
             raise DataDirLocked(f"The data folder is in use by process {holder}.", param="data_dir") from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+        # on a full disk the holder has no name, and the lock is held all the same
+        with suppress(OSError):
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), f"{os.getpid()}\n".encode())
         yield file
 
 

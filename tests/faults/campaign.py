@@ -123,8 +123,7 @@ class Campaign:
         }
 
     def _act(self) -> None:
-        if not self.service.is_running():
-            self._start()
+        self._keep_running()
         self.service.keep_second()
         action = self.random.choices(list(ACTIONS), list(ACTIONS.values()))[0]
         getattr(self, f"_{action}")()
@@ -136,6 +135,13 @@ class Campaign:
         """Start the service, with a broker of its own or on the one behind the proxy."""
         has_own = self.random.random() < 0.4
         self.service.start(None if has_own else f"redis://127.0.0.1:{self.broker_line.port}/0")
+
+    def _keep_running(self) -> None:
+        """Start the service again if it has ended; nobody but us may end it, and we start it at once."""
+        process = self.service.process
+        if process is not None and process.poll() is not None:
+            self.findings.append(f"the supervisor ended by itself, with {process.returncode}")
+            self._start()
 
     def _victim(self) -> tuple[str, psutil.Process | None]:
         part = self.random.choices(list(VICTIMS), list(VICTIMS.values()))[0]
@@ -308,8 +314,7 @@ class Campaign:
             proxy.set("pass")
         self.receiver.is_calm = True
         self.receiver.skew_s = 0.0
-        if not self.service.is_running():
-            self._start()
+        self._keep_running()
         # a worker that was killed in the middle of a clip clears its folder when it starts
         self.service.keep_second()
         self._wait("ready again", lambda: self._get("/health/ready") is not None, 240)
@@ -414,8 +419,7 @@ class Campaign:
             if time.monotonic() > deadline:
                 self.findings.append(f"{what}: not within {limit_s * self.slack:.0f} s")
                 return
-            if not self.service.is_running():
-                self._start()
+            self._keep_running()
             time.sleep(0.3)
 
 

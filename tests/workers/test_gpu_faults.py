@@ -46,6 +46,8 @@ def house(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hou
     house.db.close()
 
 
+# a busy machine may take long to load a model, which each crash costs
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("prompt", "code", "attempts", "message"),
     [

@@ -1,9 +1,11 @@
 """The supervisor's plan: which processes, on which devices, with how many threads, behind which socket."""
 
 import socket
+import sqlite3
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from media_server.cli import run
 from media_server.errors import ConfigurationError
@@ -146,6 +148,29 @@ def test_leases_of_dead_processes_of_this_machine_end(tmp_path: Path) -> None:
     assert claim_next(db, "alive", "next", 600.0) is None
     assert claim_next(db, "elsewhere", "next", 600.0) is None
     db.close()
+
+
+def test_a_service_starts_though_its_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a service nothing could be freed; leases that cannot be ended now end by themselves."""
+    settings = Settings(data_dir=tmp_path, gpus=(), models=())
+    full = sqlite3.OperationalError("database or disk is full")
+    full.sqlite_errorname = "SQLITE_FULL"
+    tries = []
+
+    def refuse(_: object) -> int:
+        tries.append(1)
+        raise OperationalError("UPDATE", {}, full)
+
+    monkeypatch.setattr(supervisor, "end_leases_of_the_dead", refuse)
+    db = open_database(settings.database)
+    with open_listener("127.0.0.1", 0) as listener:
+        starting = supervisor.Supervisor(settings, db, listener)
+        monkeypatch.setattr(starting, "_start_all", lambda: False)
+        assert starting.run() == 1
+    db.close()
+    assert len(tries) == 2 and "could not be ended" in caplog.text
 
 
 def test_a_data_folder_that_cannot_be_used_is_named(

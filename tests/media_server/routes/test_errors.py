@@ -344,10 +344,10 @@ def test_a_caller_that_is_gone_before_its_request_is_whole_is_no_fault_of_the_se
     live: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = int(live.rpartition(":")[2])
-    head = b"POST /v1/videos HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{"
+    headers = b"host: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n"
     with caplog.at_level("INFO"):
         with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-            connection.sendall(head)
+            connection.sendall(b"POST /v1/videos HTTP/1.1\r\n" + headers + b"{")
         deadline = time.monotonic() + 60
         while not any("broke off" in record.message for record in caplog.records):
             assert time.monotonic() < deadline

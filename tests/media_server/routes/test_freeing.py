@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from media_server.artifacts.reserve import give_reserve, keep_reserve
+from media_server.jobs.database import lock_data_dir
 from media_server.settings import Settings
 from workers.sweeper import sweep_once
 
@@ -63,7 +64,12 @@ def test_deleting_and_cancelling_work_on_a_full_disk(service: Any, settings: Set
     made = [service.http.post("/v1/videos", json={"prompt": "a"}).json()["id"] for _ in range(3)]
     service.worker.do(service.worker.claim("video"))
     assert keep_reserve(settings) is bool(settings.reserve_bytes)
+    with lock_data_dir(settings.data_dir):
+        pass
     fill(small_disk, service)
+    # a service that was killed can be started on it, and its log is emptied another time
+    with lock_data_dir(settings.data_dir):
+        assert service.db.empty_log() in (False, True)
     deleted = service.http.delete(f"/v1/videos/{made[0]}")
     if settings.reserve_bytes == 0:
         # without a reserve nothing can be freed: this is what it is for
