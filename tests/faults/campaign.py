@@ -251,7 +251,7 @@ class Campaign:
 
     def _measure(self) -> None:
         """Kill a worker, or its program, in the middle of a job, do nothing else, and take the time to the next try."""
-        entry, attempt = self._find_running(10 * self.slack)
+        entry, attempt = self._find_running(10.0)
         part = self.random.choice(("worker", "worker", "program"))
         holder = self._holder(entry.id) if entry is not None else None
         if entry is None or holder is None:

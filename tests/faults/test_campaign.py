@@ -9,6 +9,8 @@ import pytest
 from tests.faults.campaign import Campaign
 
 SEED = 20261130
+# about a minute and a half, of which the last half waits for files that a lost worker might still write
+NUM_ACTIONS = 10
 # limits are for an idle machine; one that has other work is given more time, and waits for what happens
 SLACK = 4.0
 
@@ -17,11 +19,11 @@ SLACK = 4.0
 @pytest.mark.timeout(1500)
 def test_a_short_campaign_loses_nothing(tmp_path: Path) -> None:
     campaign = Campaign(SEED, tmp_path, text_model=None, is_real=False, slack=SLACK)
-    campaign.run(30, 45.0, lambda _: None)
+    campaign.run(NUM_ACTIONS, None, lambda _: None)
     result = campaign.result()
     if campaign.findings:
         log = campaign.service.log.read_text(errors="replace").splitlines()
         sys.stderr.write("\n".join(log[-200:]))
     assert campaign.findings == [], json.dumps(result, indent=1)
-    # it did something, and something was done meanwhile
-    assert result["num_actions"] >= 5 and result["jobs"]["accepted"] >= 3 and result["messages"]["taken"] >= 3
+    # something was done meanwhile
+    assert result["jobs"]["accepted"] >= 3 and result["messages"]["taken"] >= 3

@@ -32,7 +32,8 @@ from media_server.jobs.sweep import sweep
 from media_server.jobs.tables import jobs, outbox
 from media_server.models.registry import publish
 from media_server.settings import Settings
-from tests.media_server.routes.conftest import TEXT_CARD, ScriptedWorker
+from tests.media_server.routes.conftest import TEXT_CARD
+from tests.media_server.scripted_worker import ScriptedWorker
 from tests.workers.test_video_worker import CARD, FAKE
 from workers import delivery_worker
 from workers.delivery_worker import Courier
