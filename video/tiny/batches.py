@@ -2,9 +2,9 @@
 
 x = (1 - s) clean + s noise, the timestep is 1000 s; s is logit-normal (80 %) or uniform (20 %), shifted more where a
 clip has more tokens. Conditioned latent frames are clean with timestep 0: none, the first, the first two to four, or
-the first and the last (`rest_latent`); in clips of one or two latent frames at most all but one. A tenth of the captions is empty. In causal batches a latent frame attends to
-itself and earlier ones; a prefix of any length is clean and the later frames have noise levels of their own, as in a
-rollout with cached keys and values.
+the first and the last (`rest_latent`); in clips of one or two latent frames at most all but one. A tenth of the
+captions is empty. In causal batches a latent frame attends to itself and earlier ones; a prefix of any length is
+clean and the later frames have noise levels of their own, as in a rollout with cached keys and values.
 """
 
 import math
