@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -48,6 +49,8 @@ from media_server.text.messages import (
     engine_key,
     inbox_key,
 )
+from media_server.tracing import open_tracing
+from workers.device_memory import device_memory
 from workers.engine_border import to_event, to_request
 from workers.engine_outbox import Outbox
 from workers.logging_setup import setup_logging
@@ -115,6 +118,16 @@ def find_entry(settings: Settings, name: str | None) -> ModelEntry:
     raise ConfigurationError(f"No text model is named {name!r}; configured: {names}.", param="models", value=name)
 
 
+@dataclass
+class _Trace:
+    """What the span of a request says, once it has ended."""
+
+    parent: str | None
+    began_s: float
+    prompt_tokens: int
+    first_token_s: float | None = None
+
+
 class EngineProcess:
     """The loop around one engine: its inbox, its outbox, its sign of life."""
 
@@ -129,6 +142,8 @@ class EngineProcess:
         self.inbox: queue.Queue[Generate | Abort] = queue.Queue()
         self.deadlines: dict[str, float] = {}
         self.usages: dict[str, list[Usage]] = {}
+        self.tracing = open_tracing(settings, name)
+        self.traces: dict[str, _Trace] = {}
         self.stopping = threading.Event()
         self.has_ended = threading.Event()
         self.turned_at = time.monotonic()
@@ -164,6 +179,7 @@ class EngineProcess:
             for thread in threads:
                 thread.join(_THREADS_S)
             self.redis.close()
+            self.tracing.close()
             logger.info("%s has stopped", self.name)
 
     def _turn(self) -> None:
@@ -210,6 +226,7 @@ class EngineProcess:
         self.outbox.add(message.id, TextEvent(is_accepted=True))
         self.deadlines[message.id] = message.deadline
         self.usages[message.id] = []
+        self.traces[message.id] = _Trace(message.trace, time.time(), len(message.prompt_token_ids))
 
     def _end_late(self) -> None:
         now = time.time()
@@ -236,16 +253,36 @@ class EngineProcess:
                 written = sum(part.completion_tokens for part in finished)
                 usage = Usage(prompt_tokens=finished[0].prompt_tokens, completion_tokens=written)
         self.outbox.add(request_id, to_event(output, self.engine.tokenizer, usage))
+        trace = self.traces[request_id]
+        if trace.first_token_s is None:
+            trace.first_token_s = time.time()
         if usage is not None:
-            self._forget(request_id)
+            self._forget(request_id, usage=usage)
 
     def _end(self, request_id: str, failure: Failure) -> None:
         self.outbox.add(request_id, TextEvent(error=failure, is_last=True))
-        self._forget(request_id)
+        self._forget(request_id, error=failure.code)
 
-    def _forget(self, request_id: str) -> None:
+    def _forget(self, request_id: str, *, usage: Usage | None = None, error: str | None = None) -> None:
+        """Drop what is known of a request that has ended, and span it."""
         self.deadlines.pop(request_id, None)
         self.usages.pop(request_id, None)
+        trace = self.traces.pop(request_id, None)
+        if trace is None:
+            return
+        self.tracing.record(
+            "text generate",
+            trace.parent,
+            kind="consumer",
+            start_s=trace.began_s,
+            error=error,
+            request_id=request_id,
+            model=self.model,
+            engine=self.name,
+            prompt_tokens=trace.prompt_tokens,
+            completion_tokens=None if usage is None else usage.completion_tokens,
+            ttft_s=None if trace.first_token_s is None else trace.first_token_s - trace.began_s,
+        )
 
     def _fail_all(self, reason: str) -> None:
         """End what is still running, and tell its readers."""
@@ -296,7 +333,7 @@ class EngineProcess:
                 if db is not None and time.monotonic() - seen_at >= SEEN_S:
                     seen_at = time.monotonic()
                     try:
-                        seen(db, self.worker)
+                        seen(db, self.worker, device_memory(self.engine.runner.device))
                     except Exception as error:
                         logger.warning("the model's card cannot be refreshed: %s", error)
             # a drain is announced at once
@@ -317,4 +354,6 @@ class EngineProcess:
             running=self.engine.num_running,
             waiting=self.engine.num_waiting + self.inbox.qsize(),
             is_draining=self.stopping.is_set(),
+            kv_tokens=self.engine.scheduler.kv_cache.num_tokens,
+            kv_used_tokens=self.engine.scheduler.kv_cache.num_used_tokens,
         )

@@ -3,7 +3,8 @@
 `python -m workers.gpu_program --model-dir DIR --device cpu|cuda:N --threads N --lock FILE`, which the video worker
 starts. Protocol, version 1, JSON lines:
 - in: `run` {job_id, attempt, request, inputs, resume, out_dir}, `cancel` {job_id, attempt}, `stop`;
-- out: `ready` {card, device}, then for a run `progress`, `checkpoint`, and one of `done`, `failed`, `cancelled`.
+- out: `ready` {card, device}, then for a run `progress`, `checkpoint`, and one of `done`, `failed`, `cancelled`; and
+  every few seconds `memory` {figures}.
 
 Life: wait for the device's lock, load, measure, `ready`; then runs, until `stop` or the end of stdin. At the end of
 stdin it leaves at once, also in the middle of a step: a parent that was killed leaves no orphan. Signals are the
@@ -27,10 +28,12 @@ from typing import IO, Any
 
 from media_server.logging_setup import setup_logging
 from media_server.settings import load_settings
+from workers.device_memory import device_memory
 
 PROTOCOL_VERSION = 1
 EXIT_MODEL_ERROR = 3
 EXIT_DEVICE_LOST = 4
+_MEMORY_EVERY_S = 3.0
 
 logger = logging.getLogger("workers.gpu_program")
 
@@ -41,6 +44,8 @@ class Channel:
     def __init__(self, incoming: IO[str], outgoing: IO[str]) -> None:
         self.incoming = incoming
         self.outgoing = outgoing
+        # lines of two threads do not mix
+        self.lock = threading.Lock()
         self.runs: queue.Queue[dict[str, Any] | None] = queue.Queue()
         # (job_id, attempt) of runs that are to stop, set by the reader
         self.cancelled: set[tuple[str, int]] = set()
@@ -51,8 +56,10 @@ class Channel:
 
     def send(self, type: str, **members: Any) -> None:
         """Write one message."""
-        self.outgoing.write(json.dumps({"v": PROTOCOL_VERSION, "type": type, **members}) + "\n")
-        self.outgoing.flush()
+        line = json.dumps({"v": PROTOCOL_VERSION, "type": type, **members}) + "\n"
+        with self.lock:
+            self.outgoing.write(line)
+            self.outgoing.flush()
 
     def _read(self) -> None:
         try:
@@ -139,6 +146,7 @@ def serve(channel: Channel, arguments: argparse.Namespace) -> int:
         return EXIT_MODEL_ERROR
     logger.info("%s is loaded on %s, %.1f s", arguments.name, arguments.device, time.monotonic() - started)
     channel.send("ready", card=card, device=arguments.device)
+    threading.Thread(target=_say_memory, args=(channel, checkpoint.device), daemon=True, name="memory").start()
     while (run := channel.runs.get()) is not None:
         is_device_lost = do_run(channel, run, checkpoint, card, arguments.threads)
         if is_device_lost:
@@ -159,7 +167,7 @@ def do_run(channel: Channel, run: dict[str, Any], checkpoint: Any, card: dict[st
     def report(progress: Progress) -> None:
         if key in channel.cancelled:
             raise Cancelled("cancelled by the worker")
-        channel.send("progress", **about, **vars(progress))
+        channel.send("progress", **about, **vars(progress), at=time.monotonic())
 
     def keep_segment(segment: SegmentFile) -> None:
         channel.send("checkpoint", **about, segment=segment.index, path=str(segment.path), data=segment.data)
@@ -207,6 +215,13 @@ def do_run(channel: Channel, run: dict[str, Any], checkpoint: Any, card: dict[st
     error = None
     _give_memory_back(checkpoint.device)
     return is_device_lost
+
+
+def _say_memory(channel: Channel, device: Any) -> None:
+    """Say every few seconds what the device holds, for as long as the program lives."""
+    while True:
+        channel.send("memory", figures=device_memory(device))
+        time.sleep(_MEMORY_EVERY_S)
 
 
 _LOGGED = ("internal_error", "model_error", "worker_crashed")

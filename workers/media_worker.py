@@ -30,6 +30,7 @@ from workers.contact_sheet import SheetShot, draw_contact_sheet, frames_to_show
 from workers.joining import ClipFile, JoinError, inspect_film, join_clips
 from workers.leases import beat_meanwhile, is_alive
 from workers.pool_worker import PoolContext, run_pool_worker
+from workers.stages import StageClock
 
 logger = logging.getLogger(__name__)
 
@@ -112,10 +113,12 @@ class _Reporter:
         self.context = context
         self.claim = claim
         self.beaten_at = 0.0
+        self.clock = StageClock(context, claim)
 
     def stage(self, name: str, total: int) -> Callable[[int], None]:
         """Begin a stage of `total` steps; the function returned takes the number of steps done."""
         low, high = _STAGES[name]
+        self.clock.enter(name)
 
         def report(done: int, *, is_first: bool = False) -> None:
             if is_first or self._is_due():
@@ -191,6 +194,7 @@ def _make_film(context: PoolContext, claim: Claim, folder: Path) -> Result:
     publish("timeline", lambda: store.put_bytes(f"{prefix}/timeline.otio", timeline.encode(), "application/json"))
     publish("contact_sheet", lambda: store.put_bytes(f"{prefix}/contact_sheet.png", sheet, "image/png"))
     publish("thumbnail", lambda: store.put_bytes(f"{prefix}/thumbnail.jpg", thumbnail, "image/jpeg"))
+    reporter.clock.end()
     cuts = [shot.first_frame for shot in shots]
     return Result(artifacts=artifacts, result={"num_frames": num_frames, "fps": fps, "cuts": cuts, "is_copy": is_copy})
 

@@ -29,6 +29,7 @@ from workers.clip_order import OrderError, make_order, predict_longest_s
 from workers.gpu_process import GpuProcess, ProgramDied, ProgramFailed, ProgramLate
 from workers.leases import beat_meanwhile
 from workers.pool_worker import PoolContext
+from workers.stages import StageClock
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +114,7 @@ class Run:
         # the program has done its part; what is left is ours
         self.is_made = False
         self.grace_s = context.settings.cancel_grace_s
+        self.clock = StageClock(context, claim)
 
     def do(self) -> None:
         """Make the clip and publish it.
@@ -153,6 +155,7 @@ class Run:
 
     def close(self) -> None:
         """Leave no thread behind, and no program that goes on with the clip: the next job is not to wait for it."""
+        self.clock.end(error="not completed")
         try:
             self._abandon()
         finally:
@@ -179,12 +182,14 @@ class Run:
                 if message["type"] == "progress":
                     self.news = _News(**{name: message[name] for name in _News.__annotations__})
                     self.has_news = True
+                    self.clock.enter(self.news.stage, self.news.segment, step=self.news.step, at=message.get("at"))
                 elif message["type"] == "checkpoint":
                     segment, path, data = message["segment"], Path(message["path"]), message["data"]
                     self.uploads.append(self.helper.submit(self.files.keep_segment, segment, path, data))
                 elif message["type"] == "done":
                     self.is_running, self.is_made = False, True
                     self.gpu_seconds = message["gpu_seconds"]
+                    self.clock.enter("finish")
                     return message
                 elif message["type"] == "cancelled":
                     self.is_running = False
@@ -303,6 +308,7 @@ class Run:
         )
         if not claims.complete(self.context.db, self.claim, result):
             self._lost()
+        self.clock.end()
         self.files.remove_segments()
         logger.info(
             "job %s attempt %d: completed, %.1f GPU seconds", self.claim.job.id, self.claim.attempt, self.gpu_seconds

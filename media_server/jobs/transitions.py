@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from media_server.errors import JobError
+from media_server.figures import JOBS_ENDED
 from media_server.jobs import idempotency, ledger, outbox
 from media_server.jobs.database import Transaction
 from media_server.jobs.events import append
@@ -62,6 +63,7 @@ def end(
     if moved.rowcount == 0:
         return False
     end_attempt(tx, job, outcome or status.value, error)
+    tx.counts.count(JOBS_ENDED, job.kind, status.value)
     ended = load(tx, job.id, with_deleted=True)
     data: dict[str, Any] = {"status": status}
     if error is not None:

@@ -73,13 +73,18 @@ class AsyncEngineClient:
         Raises EngineUnavailable if no replica serves the model.
         """
         try:
-            names: Any = await self._redis.smembers(ENGINES_KEY)
-            found = await self._redis.mget([engine_key(name.decode()) for name in names]) if names else []
-            message = _address(prompt, found)
+            message = _address(prompt, await self._living())
             await self._send(message)
         except _BROKEN as error:
             raise _no_broker() from error
         return Reading(message.id, message.meta, message=message)
+
+    async def announcements(self) -> list[Announcement] | None:
+        """List the replicas that live; None if Valkey does not answer."""
+        try:
+            return await self._living()
+        except _BROKEN:
+            return None
 
     async def resume(self, request_id: str, after: int) -> Reading | None:
         """Find a stream to be taken up after event number `after`; None if it is not kept (any more)."""
@@ -121,6 +126,11 @@ class AsyncEngineClient:
                 # the deadline ends it
                 return
 
+    async def _living(self) -> list[Announcement]:
+        names: Any = await self._redis.smembers(ENGINES_KEY)
+        found = await self._redis.mget([engine_key(name.decode()) for name in sorted(names)]) if names else []
+        return _living(found)
+
     async def _send(self, message: Generate) -> None:
         await self._redis.xadd(inbox_key(message.meta.engine), {"m": message.model_dump_json()}, maxlen=_INBOX_LENGTH)
 
@@ -136,7 +146,7 @@ class EngineClient:
         try:
             names: Any = self._redis.smembers(ENGINES_KEY)
             found: Any = self._redis.mget([engine_key(name.decode()) for name in names]) if names else []
-            message = _address(prompt, found)
+            message = _address(prompt, _living(found))
             self._send(message)
         except _BROKEN as error:
             raise _no_broker() from error
@@ -187,9 +197,12 @@ def failure_error(failure: Failure) -> MediaServerError:
     return MediaServerError(failure.message, code=failure.code)
 
 
-def _address(prompt: Prompt, announcements: Sequence[bytes | str | None]) -> Generate:
+def _living(announcements: Sequence[bytes | str | None]) -> list[Announcement]:
+    return [announcement for text in announcements if (announcement := _announcement(text)) is not None]
+
+
+def _address(prompt: Prompt, living: Sequence[Announcement]) -> Generate:
     """Choose the replica with the least to do, and write the message to it."""
-    living = [announcement for text in announcements if (announcement := _announcement(text)) is not None]
     able = [item for item in living if item.model == prompt.model and not item.is_draining]
     if not able:
         raise EngineUnavailable(

@@ -55,6 +55,9 @@ class Announcement(_Message):
     running: int = 0
     waiting: int = 0
     is_draining: bool = False
+    # token places of its K/V cache, and those in use; None from a release that does not say
+    kv_tokens: int | None = None
+    kv_used_tokens: int | None = None
 
     @property
     def load(self) -> int:
