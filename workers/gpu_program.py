@@ -3,8 +3,8 @@
 `python -m workers.gpu_program --model-dir DIR --device cpu|cuda:N --threads N --lock FILE`, which the video worker
 starts. Protocol, version 1, JSON lines:
 - in: `run` {job_id, attempt, request, inputs, resume, out_dir}, `cancel` {job_id, attempt}, `stop`;
-- out: `ready` {card, device}, then for a run `progress`, `checkpoint`, and one of `done`, `failed`, `cancelled`; and
-  every few seconds `memory` {figures}.
+- out: `ready` {card, device}, then for a run `progress`, `preview`, `checkpoint`, `drift`, and one of `done`, `failed`,
+  `cancelled`; and every few seconds `memory` {figures}.
 
 Life: wait for the device's lock, load, measure, `ready`; then runs, until `stop` or the end of stdin. At the end of
 stdin it leaves at once, also in the middle of a step: a parent that was killed leaves no orphan. Signals are the
@@ -12,6 +12,7 @@ parent's business. Only messages go to stdout; whatever else is printed goes to 
 """
 
 import argparse
+import base64
 import fcntl
 import gc
 import json
@@ -26,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from media_server.logging_setup import setup_logging
+from media_server.logging_setup import log_context, setup_logging
 from media_server.settings import load_settings
 from workers.device_memory import device_memory
 
@@ -129,6 +130,7 @@ def serve(channel: Channel, arguments: argparse.Namespace) -> int:
     from video.card import make_card
     from video.checkpoints import load_checkpoint
     from video.errors import CheckpointError
+    from video.preview import fit_previewer
 
     torch.set_num_threads(arguments.threads)
     for library in (diffusers, transformers):
@@ -137,6 +139,7 @@ def serve(channel: Channel, arguments: argparse.Namespace) -> int:
     try:
         checkpoint = load_checkpoint(arguments.model_dir, arguments.device, arguments.hash_cache)
         card = make_card(checkpoint, arguments.name, arguments.pool)
+        previewer = fit_previewer(checkpoint)
     except CheckpointError as error:
         channel.send("failed", code=error.code, message=str(error))
         return EXIT_MODEL_ERROR
@@ -148,17 +151,21 @@ def serve(channel: Channel, arguments: argparse.Namespace) -> int:
     channel.send("ready", card=card, device=arguments.device)
     threading.Thread(target=_say_memory, args=(channel, checkpoint.device), daemon=True, name="memory").start()
     while (run := channel.runs.get()) is not None:
-        is_device_lost = do_run(channel, run, checkpoint, card, arguments.threads)
+        with log_context(job_id=run["job_id"], attempt=run["attempt"]):
+            is_device_lost = do_run(channel, run, checkpoint, card, arguments.threads, previewer)
         if is_device_lost:
             return EXIT_DEVICE_LOST
     return 0
 
 
-def do_run(channel: Channel, run: dict[str, Any], checkpoint: Any, card: dict[str, Any], threads: int) -> bool:
+def do_run(
+    channel: Channel, run: dict[str, Any], checkpoint: Any, card: dict[str, Any], threads: int, previewer: Any = None
+) -> bool:
     """Make one clip and answer for it; True if the device cannot be used any more."""
     from video.clip import Progress, SegmentFile, make_clip
     from video.cost import Cost, peak_memory_bytes, reset_peak_memory
     from video.errors import Cancelled
+    from video.preview import Preview
     from video.request import ClipInputs, read_request
 
     key = (run["job_id"], run["attempt"])
@@ -171,6 +178,13 @@ def do_run(channel: Channel, run: dict[str, Any], checkpoint: Any, card: dict[st
 
     def keep_segment(segment: SegmentFile) -> None:
         channel.send("checkpoint", **about, segment=segment.index, path=str(segment.path), data=segment.data)
+
+    def show(preview: Preview) -> None:
+        picture = base64.b64encode(preview.jpeg).decode("ascii")
+        channel.send("preview", **about, **{**vars(preview), "jpeg": picture})
+
+    def found(finding: dict[str, Any]) -> None:
+        channel.send("drift", **about, finding=finding)
 
     started = time.monotonic()
     reset_peak_memory(checkpoint.device)
@@ -186,6 +200,9 @@ def do_run(channel: Channel, run: dict[str, Any], checkpoint: Any, card: dict[st
             threads=threads,
             report=report,
             keep_segment=keep_segment,
+            previewer=previewer,
+            show=show,
+            found=found,
             resume=[SegmentFile(entry["segment"], Path(entry["path"]), entry["data"]) for entry in run["resume"]],
         )
     except Cancelled:

@@ -161,7 +161,9 @@ def _make_film(context: PoolContext, claim: Claim, folder: Path) -> Result:
     clips = _fetch_clips(context, shots, folder, reporter)
     film = folder / "film.mp4"
     is_copy = join_clips(clips, film, fps=fps, report=reporter.stage("join", num_frames))
-    rows = [SheetShot(shot.first_frame, shot.num_frames, shot.prompt) for shot in shots]
+    # what is kept for good has no words, where none are to be kept
+    keeps_words = claim.job.answer_s is None
+    rows = [SheetShot(shot.first_frame, shot.num_frames, shot.prompt if keeps_words else "") for shot in shots]
     cover = shots[0].first_frame + shots[0].num_frames // 2
     pictures = inspect_film(
         film,
@@ -170,16 +172,16 @@ def _make_film(context: PoolContext, claim: Claim, folder: Path) -> Result:
         wanted={cover, *(frame for row in rows for frame in frames_to_show(row))},
         report=reporter.stage("check", num_frames),
     )
-    title = str(storyboard.get("title") or "Film")
-    idea = str(storyboard.get("idea") or "")
+    title = str((keeps_words and storyboard.get("title")) or "Film")
+    idea = str((keeps_words and storyboard.get("idea")) or "")
 
     def draw() -> tuple[bytes, bytes]:
         sheet = draw_contact_sheet(title, idea, rows, pictures, fps=fps)
         return _encode(sheet, "PNG"), _encode(pictures[cover], "JPEG", quality=_JPEG_QUALITY)
 
     sheet, thumbnail = reporter.meanwhile(draw)
-    timeline = _timeline(title, shots, fps, params["film_id"])
-    report = reporter.stage("publish", 5)
+    timeline = _timeline(title, shots, fps, params["film_id"], keeps_words=keeps_words)
+    report = reporter.stage("publish", 5 if keeps_words else 4)
     prefix = f"{claim.job.id}/{claim.attempt}"
     store = context.artifacts
     text = json.dumps(storyboard, ensure_ascii=False, indent=2) + "\n"
@@ -190,7 +192,8 @@ def _make_film(context: PoolContext, claim: Claim, folder: Path) -> Result:
         report(len(artifacts))
 
     publish("video", lambda: store.put_file(f"{prefix}/film.mp4", film, "video/mp4"))
-    publish("storyboard", lambda: store.put_bytes(f"{prefix}/storyboard.json", text.encode(), "application/json"))
+    if keeps_words:
+        publish("storyboard", lambda: store.put_bytes(f"{prefix}/storyboard.json", text.encode(), "application/json"))
     publish("timeline", lambda: store.put_bytes(f"{prefix}/timeline.otio", timeline.encode(), "application/json"))
     publish("contact_sheet", lambda: store.put_bytes(f"{prefix}/contact_sheet.png", sheet, "image/png"))
     publish("thumbnail", lambda: store.put_bytes(f"{prefix}/thumbnail.jpg", thumbnail, "image/jpeg"))
@@ -226,11 +229,15 @@ def _fetch_clips(context: PoolContext, shots: Sequence[_Shot], folder: Path, rep
     return clips
 
 
-def _timeline(title: str, shots: Sequence[_Shot], fps: float, film_id: str) -> str:
+def _timeline(title: str, shots: Sequence[_Shot], fps: float, film_id: str, *, keeps_words: bool) -> str:
     return film_timeline(
         title,
         [
-            TimelineShot(f"shot {number}", shot.num_frames, {"video_id": shot.job_id, "prompt": shot.prompt})
+            TimelineShot(
+                f"shot {number}",
+                shot.num_frames,
+                {"video_id": shot.job_id} | ({"prompt": shot.prompt} if keeps_words else {}),
+            )
             for number, shot in enumerate(shots, start=1)
         ],
         fps=fps,

@@ -177,6 +177,7 @@ class Handler:
                     trace=claim.job.traceparent,
                     # a film waits for its storyboard, a chat for itself
                     priority=claim.job.priority,
+                    is_forgotten=claim.job.answer_s is not None,
                 )
                 reading = self._engine.submit(prompt)
                 break

@@ -2,8 +2,9 @@
 
 Each round ends jobs that were lost for good, rings again for pools that wait in silence, removes the files that have
 no owner, deletes what has expired and the rows of what was deleted long ago, and forgets old idempotency keys and the
-log of old webhooks; once a minute it empties SQLite's log, which holds words that were erased. Any number of sweepers
-may run; each round can be repeated or missed.
+log of old webhooks. Of jobs that keep no words it erases what they have answered. Once a minute, and in each round
+while such a job has just ended, it empties SQLite's log, which holds words that were erased. Any number of sweepers may
+run; each round can be repeated or missed.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from media_server.artifacts.store import ArtifactStore, open_artifacts
-from media_server.jobs import idempotency, store
+from media_server.jobs import idempotency, store, words
 from media_server.jobs.claims import sweep
 from media_server.jobs.database import Database, open_database
 from media_server.jobs.doorbell import make_celery, ring
@@ -48,9 +49,12 @@ def main(argv: Sequence[str]) -> int:
     while True:
         try:
             sweep_once(settings, db, artifacts)
+            forgotten = words.forget_due(db)
             # a log that is in use is tried again in the next round
-            if time.monotonic() - emptied_at >= _LOG_S and db.empty_log():
+            is_due = time.monotonic() - emptied_at >= _LOG_S or words.has_any(db)
+            if is_due and (not db.has_log or db.empty_log()):
                 emptied_at = time.monotonic()
+                words.settle(db, forgotten)
         except Exception:
             logger.exception("this round failed; the next is in %.0f s", settings.sweep_s)
         time.sleep(settings.sweep_s)

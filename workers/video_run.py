@@ -9,6 +9,7 @@ any more deletes its own files and leaves finished segments, which lie under `<j
 uploads have ended, and the program is done with its clip or dead.
 """
 
+import base64
 import logging
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ import sqlalchemy.exc
 
 from media_server.errors import JobError
 from media_server.jobs import claims
-from media_server.jobs.spec import Claim, Result
+from media_server.jobs.spec import Claim, Preview, Result
 from media_server.models.card import VideoCard
 from workers.clip_files import ClipFiles
 from workers.clip_order import OrderError, make_order, predict_longest_s
@@ -100,6 +101,8 @@ class Run:
         self.uploads: list[Future[Any]] = []
         self.news: _News | None = None
         self.has_news = False
+        self.preview: Preview | None = None
+        self.num_previews = 0
         self.beaten_at = time.monotonic()
         self.good_beat_at = time.monotonic()
         self.heard_at = time.monotonic()
@@ -183,6 +186,10 @@ class Run:
                     self.news = _News(**{name: message[name] for name in _News.__annotations__})
                     self.has_news = True
                     self.clock.enter(self.news.stage, self.news.segment, step=self.news.step, at=message.get("at"))
+                elif message["type"] == "preview":
+                    self._take_preview(message)
+                elif message["type"] == "drift":
+                    claims.say_drift(self.context.db, self.claim, message["finding"])
                 elif message["type"] == "checkpoint":
                     segment, path, data = message["segment"], Path(message["path"]), message["data"]
                     self.uploads.append(self.helper.submit(self.files.keep_segment, segment, path, data))
@@ -206,6 +213,12 @@ class Run:
                     retryable=True,
                 )
 
+    def _take_preview(self, message: dict[str, Any]) -> None:
+        """Keep a picture for the next beat; one that comes before it takes its place."""
+        self.num_previews += 1
+        data = {name: message[name] for name in ("segment", "step", "total_steps")}
+        self.preview = Preview(self.num_previews, data, base64.b64decode(message["jpeg"]))
+
     def _tick(self) -> None:
         """Beat, hear of a cancel or a lost lease, and keep the deadlines of both and of a drain."""
         now = time.monotonic()
@@ -227,6 +240,8 @@ class Run:
     def _beat(self) -> None:
         self.beaten_at = time.monotonic()
         members = self.news.beat() if self.has_news and self.news is not None else {}
+        if members:
+            members["preview"], self.preview = self.preview, None
         try:
             answer = claims.beat(self.context.db, self.claim, lease_s=self.context.settings.lease_s, **members)
         except sqlalchemy.exc.DBAPIError:

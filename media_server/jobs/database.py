@@ -117,12 +117,17 @@ class Database:
         with self._connect({_WRITE: False}) as conn:
             yield Transaction(conn)
 
+    @property
+    def has_log(self) -> bool:
+        """Whether there is a log that `empty_log` can empty: SQLite's."""
+        return self.engine.dialect.name == "sqlite"
+
     def empty_log(self) -> bool:
         """Bring SQLite's write-ahead log into the file and empty it; False if it is in use, or on PostgreSQL.
 
         What was erased stays readable in the log until then: SQLite reuses its pages only when it comes to them.
         """
-        if self.engine.dialect.name != "sqlite":
+        if not self.has_log:
             return False
         raw = self.engine.raw_connection()
         try:

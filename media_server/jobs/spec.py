@@ -162,6 +162,15 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
+class Preview:
+    """The latest picture of what an attempt makes: a JPEG, and what it shows (segment, step of steps)."""
+
+    number: int
+    data: dict[str, Any]
+    jpeg: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Event:
     """A row of the events table; `seq` rises in the order in which a family's events were committed."""
 

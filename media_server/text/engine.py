@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from media_server.errors import InvalidRequest, MediaServerError, NotReady
 from media_server.text.messages import (
     ENGINES_KEY,
+    INBOX_S,
     Abort,
     Announcement,
     Failure,
@@ -28,6 +29,7 @@ from media_server.text.messages import (
     engine_key,
     inbox_key,
     meta_key,
+    outbox_key,
 )
 from media_server.text.reading import EngineUnavailable, Entry, Reading
 
@@ -59,6 +61,8 @@ class Prompt:
     trace: str | None = None
     owner_key_id: str | None = None
     answer: dict[str, Any] | None = None
+    # whether nothing of it may outlive the answer
+    is_forgotten: bool = False
 
 
 class AsyncEngineClient:
@@ -103,6 +107,8 @@ class AsyncEngineClient:
             try:
                 reply: Any = await self._redis.xread(reading.position, block=_BLOCK_MS, count=_BATCH)
                 entries = reading.take(reply)
+                if reading.is_over and reading.meta.is_forgotten:
+                    await self._redis.unlink(*_keys_of(reading))
                 for entry in entries:
                     yield entry
                 if not entries:
@@ -132,7 +138,11 @@ class AsyncEngineClient:
         return _living(found)
 
     async def _send(self, message: Generate) -> None:
-        await self._redis.xadd(inbox_key(message.meta.engine), {"m": message.model_dump_json()}, maxlen=_INBOX_LENGTH)
+        key = inbox_key(message.meta.engine)
+        pipeline = self._redis.pipeline(transaction=True)
+        pipeline.xadd(key, {"m": message.model_dump_json()}, maxlen=_INBOX_LENGTH)
+        pipeline.expire(key, INBOX_S)
+        await pipeline.execute()
 
 
 class EngineClient:
@@ -161,6 +171,8 @@ class EngineClient:
             try:
                 reply: Any = self._redis.xread(reading.position, block=_BLOCK_MS, count=_BATCH)
                 entries = reading.take(reply)
+                if reading.is_over and reading.meta.is_forgotten:
+                    self._redis.unlink(*_keys_of(reading))
                 yield from entries
                 if not entries:
                     found: Any = self._redis.get(engine_key(reading.meta.engine))
@@ -183,7 +195,11 @@ class EngineClient:
                 return
 
     def _send(self, message: Generate) -> None:
-        self._redis.xadd(inbox_key(message.meta.engine), {"m": message.model_dump_json()}, maxlen=_INBOX_LENGTH)
+        key = inbox_key(message.meta.engine)
+        pipeline = self._redis.pipeline(transaction=True)
+        pipeline.xadd(key, {"m": message.model_dump_json()}, maxlen=_INBOX_LENGTH)
+        pipeline.expire(key, INBOX_S)
+        pipeline.execute()
 
 
 def failure_error(failure: Failure) -> MediaServerError:
@@ -227,6 +243,7 @@ def _address(prompt: Prompt, living: Sequence[Announcement]) -> Generate:
             created=int(time.time()),
             owner_key_id=prompt.owner_key_id,
             answer=prompt.answer or {},
+            is_forgotten=prompt.is_forgotten,
         ),
     )
 
@@ -239,6 +256,10 @@ def _announcement(text: bytes | str | None) -> Announcement | None:
     except ValidationError:
         # a replica of another version
         return None
+
+
+def _keys_of(reading: Reading) -> tuple[str, str]:
+    return outbox_key(reading.request_id), meta_key(reading.request_id)
 
 
 def _abort(reading: Reading) -> str:

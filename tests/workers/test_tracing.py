@@ -58,11 +58,13 @@ def test_spans_are_linked_from_request_to_delivery(tmp_path: Path) -> None:
     tracing = open_tracing(settings, "test", exporter)
     app = create_app(settings)
     with TestClient(app, base_url="http://127.0.0.1:8000") as http:
-        app.state.tracing = tracing
+        own, app.state.tracing = app.state.tracing, tracing
         body = {"prompt": CANARY, "webhook_url": "https://example.com/hook"}
         answer = http.post("/v1/videos", json=body, headers={"traceparent": CALLER, "x-request-id": "mine"})
         assert answer.status_code == 200
         job_id = answer.json()["id"]
+        # the application closes what it opened
+        app.state.tracing = own
     context = PoolContext(
         settings, db, open_artifacts(settings), make_celery(settings), threading.Event(), "video", "w@test:1", tracing
     )
