@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from media_server.figures import HTTP_SECONDS
 from media_server.ids import new_id
 from media_server.logging_setup import log_context
+from media_server.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +26,7 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-
 _TRACEPARENT_CHARS = 55
 # what a proxy's log calls a client that did not wait
 CLIENT_LEFT = 499
+_NOT_TRACED = ("/health/", "/metrics")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -57,6 +59,8 @@ class RequestContextMiddleware:
             await self.app(scope, receive, send)
             return
         state = scope["app"].state
+        # who asks every few seconds is of no interest in traces
+        tracing = Tracing() if scope["path"].startswith(_NOT_TRACED) else state.tracing
         asked = _read_context(Headers(scope=scope))
         method = scope["method"] if scope["method"] in _METHODS else "other"
         started = time.perf_counter()
@@ -71,7 +75,7 @@ class RequestContextMiddleware:
 
         with (
             log_context(request_id=asked.request_id),
-            state.tracing.span(method, asked.parent, kind="server", http__request__method=method) as span,
+            tracing.span(method, asked.parent, kind="server", http__request__method=method) as span,
         ):
             context = RequestContext(asked.request_id, span.traceparent or _new_traceparent())
             scope.setdefault("state", {})["context"] = context

@@ -41,9 +41,7 @@ def _limit_options(command: Command) -> Command:
         click.option("--work-per-day", metavar="N", help="Steps x pixels x frames a day, such as 2e12."),
         click.option("--storage", metavar="BYTES", help="Files that may be kept, such as 10G."),
         click.option("--budget", "budgets", multiple=True, metavar="BUDGET", help=budget + " May be repeated."),
-        click.option(
-            "--zero-retention/--retention", default=None, help="Forget its requests' words, or keep them."
-        ),
+        click.option("--zero-retention/--retention", default=None, help="Forget its requests' words, or keep them."),
     ):
         command = option(command)
     return command

@@ -1,4 +1,4 @@
-"""The real processes with JSON logs, spans to a collector and zero data retention: what is seen of them, and what is not.
+"""The real processes with JSON logs, spans to a collector and zero data retention: what is seen, and what is not.
 
 A canary goes through chat, clip, storyboard and film; when they have ended, no byte of the data folder, of the runtime
 and temporary folders, of logs, spans and Valkey has it.
