@@ -339,8 +339,8 @@ class JobEvent(BaseModel):
     attempt: int
     type: str = Field(
         description="job.queued; job.position (queue_position, eta_s); job.started, and job.attempt for each later "
-        "one, which begins at progress 0; job.progress (stage, step, total_steps, progress, eta_s, of a chain segment and "
-        "segments, of a storyboard its text); job.preview (segment, step, total_steps, image: a JPEG as data URI); "
+        "one, which begins at progress 0; job.progress (stage, step, total_steps, progress, eta_s, of a chain segment "
+        "and segments, of a storyboard its text); job.preview (segment, step, total_steps, image: a JPEG as data URI); "
         "job.drift (what was measured of a segment); job.cancel_requested; job.released and job.retry, which queue it "
         "again; and last video., film., storyboard. or join. with completed, failed or cancelled.",
     )

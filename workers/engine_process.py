@@ -16,7 +16,6 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -53,6 +52,7 @@ from media_server.tracing import open_tracing
 from workers.device_memory import device_memory
 from workers.engine_border import to_event, to_request
 from workers.engine_outbox import Outbox
+from workers.engine_traces import RequestTraces
 from workers.logging_setup import setup_logging
 from workers.text_card import publish_files, text_card
 
@@ -118,16 +118,6 @@ def find_entry(settings: Settings, name: str | None) -> ModelEntry:
     raise ConfigurationError(f"No text model is named {name!r}; configured: {names}.", param="models", value=name)
 
 
-@dataclass
-class _Trace:
-    """What the span of a request says, once it has ended."""
-
-    parent: str | None
-    began_s: float
-    prompt_tokens: int
-    first_token_s: float | None = None
-
-
 class EngineProcess:
     """The loop around one engine: its inbox, its outbox, its sign of life."""
 
@@ -142,8 +132,7 @@ class EngineProcess:
         self.inbox: queue.Queue[Generate | Abort] = queue.Queue()
         self.deadlines: dict[str, float] = {}
         self.usages: dict[str, list[Usage]] = {}
-        self.tracing = open_tracing(settings, name)
-        self.traces: dict[str, _Trace] = {}
+        self.traces = RequestTraces(open_tracing(settings, name), name, model)
         self.stopping = threading.Event()
         self.has_ended = threading.Event()
         self.turned_at = time.monotonic()
@@ -179,7 +168,7 @@ class EngineProcess:
             for thread in threads:
                 thread.join(_THREADS_S)
             self.redis.close()
-            self.tracing.close()
+            self.traces.tracing.close()
             logger.info("%s has stopped", self.name)
 
     def _turn(self) -> None:
@@ -226,7 +215,7 @@ class EngineProcess:
         self.outbox.add(message.id, TextEvent(is_accepted=True))
         self.deadlines[message.id] = message.deadline
         self.usages[message.id] = []
-        self.traces[message.id] = _Trace(message.trace, time.time(), len(message.prompt_token_ids))
+        self.traces.begin(message)
 
     def _end_late(self) -> None:
         now = time.time()
@@ -253,9 +242,7 @@ class EngineProcess:
                 written = sum(part.completion_tokens for part in finished)
                 usage = Usage(prompt_tokens=finished[0].prompt_tokens, completion_tokens=written)
         self.outbox.add(request_id, to_event(output, self.engine.tokenizer, usage))
-        trace = self.traces[request_id]
-        if trace.first_token_s is None:
-            trace.first_token_s = time.time()
+        self.traces.token(request_id)
         if usage is not None:
             self._forget(request_id, usage=usage)
 
@@ -267,22 +254,7 @@ class EngineProcess:
         """Drop what is known of a request that has ended, and span it."""
         self.deadlines.pop(request_id, None)
         self.usages.pop(request_id, None)
-        trace = self.traces.pop(request_id, None)
-        if trace is None:
-            return
-        self.tracing.record(
-            "text generate",
-            trace.parent,
-            kind="consumer",
-            start_s=trace.began_s,
-            error=error,
-            request_id=request_id,
-            model=self.model,
-            engine=self.name,
-            prompt_tokens=trace.prompt_tokens,
-            completion_tokens=None if usage is None else usage.completion_tokens,
-            ttft_s=None if trace.first_token_s is None else trace.first_token_s - trace.began_s,
-        )
+        self.traces.end(request_id, usage=usage, error=error)
 
     def _fail_all(self, reason: str) -> None:
         """End what is still running, and tell its readers."""
