@@ -43,6 +43,9 @@ _BATCH = 500
 _ROOTS = 500
 _WAITING = 500
 
+_TAKEN = frozenset({"job.started", "job.attempt"})
+_GIVEN_BACK = frozenset({"job.released", "job.retry"})
+
 # of jobs that wait: how many are before it, seconds until it has ended, and its attempts so far
 Positions = dict[str, tuple[int, float | None, int]]
 
@@ -164,9 +167,11 @@ async def job_events(
                 return
             if len(events) == _BATCH:
                 continue
-            for frame in await run_in_threadpool(moment.frames, events, feed.positions.get(job.root_id, {})):
-                yield frame
-                sent_at = loop.time()
+            positions = feed.positions.get(job.root_id, {})
+            if events or positions:
+                for frame in await run_in_threadpool(moment.frames, events, positions):
+                    yield frame
+                    sent_at = loop.time()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(news.wait(), FALLBACK_S)
             if not news.is_set() and await run_in_threadpool(_is_over, db, job):
@@ -186,14 +191,22 @@ class _Moment:
         self.db = db
         self.job = job
         self.positions: Positions = {}
+        # which jobs run, by the events so far: a place that was found before is theirs no more
+        self.running: set[str] = set()
         # of each clip, attempt and number of the picture that was sent
         self.pictures: dict[str, tuple[int, int]] = {}
 
     def frames(self, events: list[Event], positions: "Positions") -> list[bytes]:
         """Make the frames of what has changed: positions, and pictures that the events announce. Blocking."""
+        for event in events:
+            if event.type in _TAKEN:
+                self.running.add(event.job_id)
+            elif event.type in _GIVEN_BACK:
+                self.running.discard(event.job_id)
         frames = []
         for job_id, position in positions.items():
-            if self._is_ours(job_id) and self.positions.get(job_id) != position:
+            is_new = self.positions.get(job_id) != position
+            if is_new and self._is_ours(job_id) and job_id not in self.running:
                 ahead, eta_s, attempt = position
                 data: dict[str, Any] = {"queue_position": ahead, "eta_s": eta_s}
                 frames.append(self._encode(job_id, attempt, "job.position", data))

@@ -138,7 +138,10 @@ def limit(
     """Change what an API key may use; limits that are not named stay, budgets are given all anew."""
     given = _limits(queued_jobs, text_streams, work_per_day, storage, budgets).model_dump(exclude_defaults=True)
     db = _open(data, config)
-    before = KeyLimits() if is_none else get_key(db, key).limits
+    before = get_key(db, key).limits
+    if is_none:
+        # what is no limit stays
+        before = KeyLimits(zero_retention=before.zero_retention)
     if zero_retention is not None:
         given["zero_retention"] = zero_retention
     changed = change_limits(db, key, KeyLimits.model_validate({**before.model_dump(), **given}))

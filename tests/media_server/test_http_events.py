@@ -71,8 +71,12 @@ def test_a_job_that_waits_hears_its_place(db: Database) -> None:
         told = await until(stream, "job.position")
         # what runs takes its time too
         assert told["data"]["queue_position"] == 0 and 10.0 < told["data"]["eta_s"] <= 20.0
-        claim(db)
+        held = claim(db)
         await until(stream, "job.started")
+        # given back, it waits again
+        assert claims.release(db, held)
+        told = await until(stream, "job.position")
+        assert (told["data"]["queue_position"], told["attempt"]) == (0, 1)
 
     asyncio.run(follow())
 
