@@ -206,7 +206,8 @@ async def _forward(
     state = request.app.state
     hold_s = remote.TIMEOUT.read or HOLD_S
     meter = await open_meter(state, owner, body.label, body.model or "", new_id("req"), hold_s=hold_s)
-    return await remote.forward(state.settings, path, body, values, meter, state.stopping)
+    trace = request_context(request).traceparent if state.tracing.is_on else None
+    return await remote.forward(state.settings, path, body, values, meter, state.stopping, traceparent=trace)
 
 
 async def _load_model(request: Request, name: str | None) -> TextModel:

@@ -4,24 +4,14 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from media_server.http_events import EventFeed, job_events
 from media_server.jobs import claims, previews, store
-from media_server.jobs.database import Database, migrate, open_database
+from media_server.jobs.database import Database
 from media_server.jobs.spec import Claim, Job, JobSpec, Preview, Result
 
 LIMIT_S = 60
-
-
-@pytest.fixture
-def db(tmp_path: Path) -> Database:
-    db = open_database(f"sqlite:///{tmp_path / 'jobs.db'}")
-    migrate(db)
-    return db
 
 
 def submit(db: Database, **members: Any) -> Job:
