@@ -82,7 +82,8 @@ def test_spans_are_linked_from_request_to_delivery(tmp_path: Path) -> None:
     by_name: dict[str, list[ReadableSpan]] = {}
     for span in spans:
         by_name.setdefault(span.name, []).append(span)
-        assert f"{span.get_span_context().trace_id:032x}" == "1a" * 16
+        context_of = span.get_span_context()
+        assert context_of is not None and f"{context_of.trace_id:032x}" == "1a" * 16
         assert CANARY not in span.to_json()
     (request,) = by_name["POST /v1/videos"]
     assert request.parent is not None and f"{request.parent.span_id:016x}" == "2b" * 8
@@ -105,7 +106,8 @@ def test_spans_are_linked_from_request_to_delivery(tmp_path: Path) -> None:
 
 
 def _is_child(span: ReadableSpan, of: ReadableSpan) -> bool:
-    return span.parent is not None and span.parent.span_id == of.get_span_context().span_id
+    parent, context = span.parent, of.get_span_context()
+    return parent is not None and context is not None and parent.span_id == context.span_id
 
 
 def test_without_the_setting_nothing_is_imported(tmp_path: Path) -> None:

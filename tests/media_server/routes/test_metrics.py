@@ -40,6 +40,13 @@ def sample(found: Samples, name: str, **labels: str) -> float | None:
     return found.get((name, tuple(sorted(labels.items()))))
 
 
+def shown(found: Samples, name: str, **labels: str) -> float:
+    """Give a sample that must be there."""
+    value = sample(found, name, **labels)
+    assert value is not None, name
+    return value
+
+
 def test_figures_are_those_of_known_jobs(service: Any) -> None:
     service.completed_video()
     for _ in range(3):
@@ -52,7 +59,7 @@ def test_figures_are_those_of_known_jobs(service: Any) -> None:
     found = scrape(service.http)
     assert sample(found, "queue_jobs", pool="video") == 2
     # the oldest is done, those that wait are some seconds old
-    assert 0 <= sample(found, "queue_oldest_seconds", pool="video") < 60
+    assert 0 <= shown(found, "queue_oldest_seconds", pool="video") < 60
     assert sample(found, "jobs", kind="video", status="queued") == 2
     assert sample(found, "jobs", kind="video", status="completed") == 1
     assert sample(found, "jobs_ended_total", kind="video", status="completed") == 1
@@ -61,7 +68,7 @@ def test_figures_are_those_of_known_jobs(service: Any) -> None:
     with service.db.read() as tx:
         stored = tx.conn.scalar(sa.text("SELECT SUM(amount) FROM usage WHERE kind = 'storage_bytes'"))
     assert sample(found, "stored_bytes") == stored > 0
-    assert sample(found, "disk_free_bytes", folder="data") > 0
+    assert shown(found, "disk_free_bytes", folder="data") > 0
     assert sample(found, "broker_up") == 0
 
 
@@ -87,7 +94,7 @@ def test_requests_are_counted_by_template(service: Any) -> None:
     about = {"route": "/v1/videos/{video_id}", "method": "GET", "status": "404"}
     assert sample(found, "http_request_seconds_count", **about) == 3
     assert sample(found, "http_request_seconds_bucket", **about, le="+Inf") == 3
-    assert sample(found, "http_request_seconds_sum", **about) > 0
+    assert shown(found, "http_request_seconds_sum", **about) > 0
     assert sample(found, "http_request_seconds_count", route="none", method="GET", status="404") == 1
     assert (
         sum(value for (name, labels), value in found.items() if ("method", "other") in labels and "count" in name) == 1
@@ -168,7 +175,7 @@ def test_deliveries_are_counted(service: Any) -> None:
     service.worker.run_all()
     with service.db.write() as tx:
         tx.conn.execute(messages.update().values(next_at=tx.now() - 50, created_at=tx.now() - 50))
-    assert sample(scrape(service.http), "webhook_overdue_seconds") >= 50
+    assert shown(scrape(service.http), "webhook_overdue_seconds") >= 50
     one, two, three = outbox.claim_due(service.db, "w", lease_s=60.0)
     for message, error, retry_in_s in ((one, None, None), (two, "HTTP 500", 5.0), (three, "HTTP 410", None)):
         outbox.settle(service.db, message, "w", started_at=0.0, duration_s=0.2, error=error, retry_in_s=retry_in_s)
@@ -179,7 +186,7 @@ def test_deliveries_are_counted(service: Any) -> None:
     for state in ("pending", "delivered", "dead"):
         assert sample(found, "webhook_messages", state=state) == 1
     assert sample(found, "webhook_lag_seconds_count") == 1
-    assert 50 <= sample(found, "webhook_lag_seconds_sum") < 110
+    assert 50 <= shown(found, "webhook_lag_seconds_sum") < 110
 
 
 def test_who_may_read(service: Any) -> None:
@@ -199,7 +206,10 @@ def test_openmetrics_where_it_is_preferred(service: Any) -> None:
     accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
     answer = service.http.get("/metrics", headers={"accept": accept})
     assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
-    assert {family.name for family in parse_openmetrics(answer.text)} >= {"media_server_jobs_ended"}
+    assert {
+        family.name
+        for family in parse_openmetrics(answer.text)  # type: ignore[no-untyped-call]
+    } >= {"media_server_jobs_ended"}
     for broken in ("application/openmetrics-text;version=x", "text/plain;version=", ";;,"):
         assert service.http.get("/metrics", headers={"accept": broken}).status_code == 200
 
