@@ -19,6 +19,7 @@ from fastapi.routing import APIRoute
 
 from media_server.artifacts.store import open_artifacts
 from media_server.auth import identify
+from media_server.figures import Recorder
 from media_server.http_admission import QuotaHeadersMiddleware, refuse_when_full
 from media_server.http_context import RequestContextMiddleware
 from media_server.http_errors import install_error_handlers
@@ -33,6 +34,7 @@ from media_server.routes import (
     films,
     health,
     jobs,
+    metrics,
     models,
     storyboards,
     usage,
@@ -43,6 +45,7 @@ from media_server.routes import (
 )
 from media_server.settings import Settings
 from media_server.text.metering import close_meters
+from media_server.tracing import open_tracing
 from media_server.webhooks.objects import BODIES as WEBHOOK_BODIES
 from media_server.webhooks.sending import Sender
 
@@ -62,6 +65,8 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.celery = celery
         app.state.db = open_database(settings.database, ring=bell.ring)
         app.state.artifacts = open_artifacts(settings)
+        app.state.recorder = Recorder(app.state.db)
+        app.state.tracing = open_tracing(settings, "api")
         app.state.redis = redis.asyncio.from_url(settings.redis_url, socket_connect_timeout=3, socket_timeout=10)
         app.state.event_feed = EventFeed(app.state.db)
         app.state.stopping = asyncio.Event()
@@ -78,6 +83,8 @@ def create_app(settings: Settings) -> FastAPI:
             await app.state.redis.aclose()
             bell.close()
             celery.close()
+            app.state.recorder.close()
+            app.state.tracing.close()
             app.state.db.close()
 
     app = FastAPI(
@@ -99,6 +106,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(QuotaHeadersMiddleware)
     app.add_middleware(RequestContextMiddleware)
     app.include_router(health.router)
+    app.include_router(metrics.router)
     for module in (
         models,
         video_extensions,

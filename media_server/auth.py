@@ -43,6 +43,10 @@ class Caller:
         """Whose things a list shows; None is everybody's."""
         return None if self.is_admin else self.owner_key_id
 
+    def answer_s(self, settings: Settings) -> float | None:
+        """How long an answer in words is had after its job's end, if no words are kept for this caller; else None."""
+        return settings.answer_s if settings.zero_retention or self.limits.zero_retention else None
+
     def may_see(self, owner_key_id: str | None) -> bool:
         """Whether what belongs to this owner exists for the caller."""
         return self.is_admin or owner_key_id == self.owner_key_id

@@ -1,7 +1,8 @@
 """How a POST that creates is taken and answered: at most once for its Idempotency-Key, and when `Prefer: wait` says.
 
 Sources: the IETF draft "The Idempotency-Key HTTP Header Field" (quoted or bare keys), RFC 7240 (Prefer).
-Invariant: a request that is refused leaves its key free; one that created something is answered the same again.
+Invariant: a request that is refused leaves its key free; one that created something is answered the same again, or,
+where no words are kept, with how its job stands by then.
 """
 
 import asyncio
@@ -127,7 +128,7 @@ async def answer_created(
     db: Database = request.app.state.db
     made = await run_in_threadpool(describe, db, job)
     body = made.model_dump_json()
-    if key is not None:
+    if key is not None and job.answer_s is None:
         await run_in_threadpool(idempotency.keep_answer, db, key, body)
     return await _answer(request, job, body, describe, asked, status=status, location=location)
 
@@ -143,7 +144,7 @@ async def answer_again(
     job = await run_in_threadpool(kept_job, db, owner, kept)
     body = kept.response
     if body is None:
-        # its answer was lost before it was written down
+        # its answer was lost before it was written down, or is not kept
         body = (await run_in_threadpool(describe, db, job)).model_dump_json()
     answer = await _answer(request, job, body, describe, asked, status=kept.status_code, location=location)
     answer.headers["idempotent-replayed"] = "true"

@@ -140,6 +140,7 @@ async def submit_clip(
         webhook_url=extras.webhook_url,
         max_attempts=settings.max_attempts,
         retention_s=settings.retention_s,
+        answer_s=owner.answer_s(settings),
         remixed_from_id=extras.remixed_from_id,
         idempotency_key=extras.idempotency_key,
         work=params.work,

@@ -3,30 +3,51 @@
 One query in `poll_s` looks for news of all listeners at once and only wakes those concerned; what they send they read
 themselves, by job, so that a wake-up that is lost costs `FALLBACK_S` and never an event. When the service stops
 they send what there is and end, between two events.
+
+Two kinds of events are of the moment: they have no row, no id and no seq, and a listener that comes back gets what is
+so by then. `job.position` says where a job that waits stands, when that changes; `job.preview` carries the latest
+picture of a clip that is being made, as a data URI, which a page shows without another request and without a header
+that it could not send.
 """
 
 import asyncio
+import base64
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import sqlalchemy as sa
 from fastapi.sse import format_sse_event
 from starlette.concurrency import run_in_threadpool
 
 from media_server.errors import NotFound
-from media_server.jobs import store, tables
+from media_server.jobs import previews, store, tables
 from media_server.jobs.database import Database
-from media_server.jobs.events import read_after
+from media_server.jobs.events import EVENT_VERSION, read_after
+from media_server.jobs.place import eta_of, places_of
+from media_server.jobs.rows import FILMS_POOL, select
 from media_server.jobs.spec import Event, Job
-from media_server.jobs.states import TERMINAL
+from media_server.jobs.states import TERMINAL, Status
 
 POLL_S = 0.25
+# how often the places of all jobs that are listened to are found, in one look at each queue
+POSITIONS_S = 2.0
 FALLBACK_S = 2.0
 HEARTBEAT_S = 15.0
 # a key that is revoked ends its streams after this
 KEY_EVERY_S = 5.0
 _BATCH = 500
+# families in one query, and jobs that are placed of them
+_ROOTS = 500
+_WAITING = 500
+
+_TAKEN = frozenset({"job.started", "job.attempt"})
+_GIVEN_BACK = frozenset({"job.released", "job.retry"})
+
+# of jobs that wait: how many are before it, seconds until it has ended, and its attempts so far
+Positions = dict[str, tuple[int, float | None, int]]
 
 
 class EventFeed:
@@ -36,6 +57,8 @@ class EventFeed:
         self.db = db
         self.poll_s = poll_s
         self.is_stopping = False
+        # of jobs that wait, by family
+        self.positions: dict[str, Positions] = {}
         self._listeners: dict[str, set[asyncio.Event]] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -52,6 +75,7 @@ class EventFeed:
             self._listeners[root_id].discard(news)
             if not self._listeners[root_id]:
                 del self._listeners[root_id]
+                self.positions.pop(root_id, None)
 
     def stop(self) -> None:
         """Wake every listener, to end: the service stops."""
@@ -69,10 +93,16 @@ class EventFeed:
 
     async def _watch(self) -> None:
         seen = await run_in_threadpool(self._last_seq)
+        positions_at = 0.0
         while self._listeners:
             await asyncio.sleep(self.poll_s)
             try:
                 roots, seen = await run_in_threadpool(self._news, seen)
+                if time.monotonic() - positions_at >= POSITIONS_S:
+                    positions_at = time.monotonic()
+                    found = await run_in_threadpool(self._positions, list(self._listeners))
+                    roots |= {root for root in self._listeners if found.get(root) != self.positions.get(root)}
+                    self.positions = found
             except sa.exc.OperationalError:
                 # listeners fall back to their own look
                 continue
@@ -91,6 +121,22 @@ class EventFeed:
             rows = tx.conn.execute(query).all()
         return {row.root_id for row in rows}, rows[-1].seq if rows else seen
 
+    def _positions(self, roots: list[str]) -> dict[str, "Positions"]:
+        """Find the places of the jobs of these families that wait, of films those of their children."""
+        jobs = tables.jobs
+        found: dict[str, Positions] = {}
+        with self.db.read() as tx:
+            waiting: list[Job] = []
+            for start in range(0, len(roots), _ROOTS):
+                is_ours = jobs.c.root_id.in_(roots[start : start + _ROOTS])
+                query = sa.select(jobs).where(is_ours, jobs.c.status == Status.QUEUED, jobs.c.pool != FILMS_POOL)
+                waiting += select(tx, query.limit(_WAITING))
+            places = places_of(tx, waiting)
+        for job in waiting:
+            if (place := places.get(job.id)) is not None:
+                found.setdefault(job.root_id, {})[job.id] = (place.ahead, eta_of(job, place), job.attempt)
+        return found
+
 
 async def job_events(
     db: Database, feed: EventFeed, job: Job, *, after: int, is_allowed: Callable[[], bool]
@@ -103,6 +149,7 @@ async def job_events(
     yield format_sse_event(retry=2000)
     loop = asyncio.get_running_loop()
     sent_at = allowed_at = loop.time()
+    moment = _Moment(db, job)
     async with feed.listen(job.root_id) as news:
         while True:
             news.clear()
@@ -120,6 +167,11 @@ async def job_events(
                 return
             if len(events) == _BATCH:
                 continue
+            positions = feed.positions.get(job.root_id, {})
+            if events or positions:
+                for frame in await run_in_threadpool(moment.frames, events, positions):
+                    yield frame
+                    sent_at = loop.time()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(news.wait(), FALLBACK_S)
             if not news.is_set() and await run_in_threadpool(_is_over, db, job):
@@ -130,6 +182,61 @@ async def job_events(
             if loop.time() - sent_at >= HEARTBEAT_S:
                 yield format_sse_event(comment="heartbeat")
                 sent_at = loop.time()
+
+
+class _Moment:
+    """What one listener was told of positions and pictures."""
+
+    def __init__(self, db: Database, job: Job) -> None:
+        self.db = db
+        self.job = job
+        self.positions: Positions = {}
+        # which jobs run, by the events so far: a place that was found before is theirs no more
+        self.running: set[str] = set()
+        # of each clip, attempt and number of the picture that was sent
+        self.pictures: dict[str, tuple[int, int]] = {}
+
+    def frames(self, events: list[Event], positions: "Positions") -> list[bytes]:
+        """Make the frames of what has changed: positions, and pictures that the events announce. Blocking."""
+        for event in events:
+            if event.type in _TAKEN:
+                self.running.add(event.job_id)
+            elif event.type in _GIVEN_BACK:
+                self.running.discard(event.job_id)
+        frames = []
+        for job_id, position in positions.items():
+            is_new = self.positions.get(job_id) != position
+            if is_new and self._is_ours(job_id) and job_id not in self.running:
+                ahead, eta_s, attempt = position
+                data: dict[str, Any] = {"queue_position": ahead, "eta_s": eta_s}
+                frames.append(self._encode(job_id, attempt, "job.position", data))
+        self.positions = positions
+        for job_id in dict.fromkeys(event.job_id for event in events if "preview" in event.data):
+            found = previews.find(self.db, job_id)
+            # it may be replaced or gone since
+            if found is not None and self.pictures.get(job_id) != (found[0], found[1].number):
+                attempt, preview = found
+                self.pictures[job_id] = (attempt, preview.number)
+                image = base64.b64encode(preview.jpeg).decode("ascii")
+                data = {**preview.data, "image": f"data:image/jpeg;base64,{image}"}
+                frames.append(self._encode(job_id, attempt, "job.preview", data))
+        return frames
+
+    def _is_ours(self, job_id: str) -> bool:
+        return self.job.kind == "film" or job_id == self.job.id
+
+    def _encode(self, job_id: str, attempt: int, type: str, data: dict[str, Any]) -> bytes:
+        frame = {
+            "v": EVENT_VERSION,
+            "seq": None,
+            "job_id": job_id,
+            "root_id": self.job.root_id,
+            "attempt": attempt,
+            "type": type,
+            "created_at": time.time(),
+            "data": data,
+        }
+        return format_sse_event(event=type, data_str=json.dumps(frame, ensure_ascii=False, separators=(",", ":")))
 
 
 def read_events(db: Database, job: Job, after: int) -> list[Event]:

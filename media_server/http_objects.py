@@ -317,17 +317,33 @@ class JobEvent(BaseModel):
                     "type": "job.progress",
                     "created_at": 1764400002.25,
                     "data": {"stage": "denoise", "step": 9, "total_steps": 20, "progress": 45.0},
-                }
+                },
+                {
+                    "v": 1,
+                    "seq": None,
+                    "job_id": f"video_{_ID}",
+                    "root_id": f"video_{_ID}",
+                    "attempt": 0,
+                    "type": "job.position",
+                    "created_at": 1764400001.5,
+                    "data": {"queue_position": 3, "eta_s": 21.5},
+                },
             ]
         }
     )
 
     v: int
-    seq: int
+    seq: int | None = Field(description="Null of job.position and job.preview, which are of the moment.")
     job_id: str
     root_id: str
     attempt: int
-    type: str
+    type: str = Field(
+        description="job.queued; job.position (queue_position, eta_s); job.started, and job.attempt for each later "
+        "one, which begins at progress 0; job.progress (stage, step, total_steps, progress, eta_s, of a chain segment "
+        "and segments, of a storyboard its text); job.preview (segment, step, total_steps, image: a JPEG as data URI); "
+        "job.drift (what was measured of a segment); job.cancel_requested; job.released and job.retry, which queue it "
+        "again; and last video., film., storyboard. or join. with completed, failed or cancelled.",
+    )
     created_at: float
     data: dict[str, Any]
 

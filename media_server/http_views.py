@@ -8,7 +8,7 @@ from media_server.errors import NotFound
 from media_server.ids import prefix_of
 from media_server.jobs import store
 from media_server.jobs.database import Database
-from media_server.jobs.place import Place
+from media_server.jobs.place import Place, eta_of
 from media_server.jobs.spec import Job
 from media_server.jobs.states import Status
 
@@ -44,7 +44,7 @@ def progress_fields(db: Database, job: Job, places: Places | None = None) -> dic
         "stage": job.stage,
         "step": job.step if is_counting else None,
         "total_steps": job.total_steps if is_counting else None,
-        "eta_s": job.eta_s if place is None else _eta_s(job, place),
+        "eta_s": job.eta_s if place is None else eta_of(job, place),
         "queue_position": None if place is None else place.ahead,
         "attempt": job.attempt,
         "max_attempts": job.max_attempts,
@@ -222,13 +222,6 @@ def _place(db: Database, job: Job) -> Place | None:
     except NotFound:
         # deleted between two looks
         return None
-
-
-def _eta_s(job: Job, place: Place) -> float | None:
-    """Add the wait to what the job itself takes, if both are known."""
-    if place.wait_s is None or job.predicted_gpu_seconds is None:
-        return None
-    return round(place.wait_s + job.predicted_gpu_seconds, 1)
 
 
 def _whole(time: float | None) -> int | None:

@@ -47,11 +47,13 @@ class KeyLimits(_Part):
     # bytes of all inputs and results that are kept
     storage_bytes: Annotated[int, Field(ge=0)] | None = None
     budgets: tuple[Budget, ...] = ()
+    # no limit, but kept with them: whether the words of its requests are forgotten (jobs/words.py)
+    zero_retention: bool = False
 
     @property
     def has_quotas(self) -> bool:
         """Whether anything but budgets is limited."""
-        return self.model_copy(update={"budgets": ()}) != KeyLimits()
+        return self.model_copy(update={"budgets": (), "zero_retention": False}) != KeyLimits()
 
 
 def parse_budget(text: str) -> Budget:

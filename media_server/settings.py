@@ -26,7 +26,7 @@ _PREFIX = "MEDIA_SERVER_"
 _WHOLE = "MEDIA_SERVER_SETTINGS"
 _CONFIG = "MEDIA_SERVER_CONFIG"
 # never repeated in an error
-_SECRET = frozenset({"api_key", "engine_api_key", "webhook_secret", "database_url", "broker_url"})
+_SECRET = frozenset({"api_key", "engine_api_key", "webhook_secret", "database_url", "broker_url", "otlp_headers"})
 # unix sockets take 107 bytes; the runtime folder keeps room for the names inside it
 _MAX_RUNTIME_PATH = 72
 
@@ -93,6 +93,13 @@ class Settings(BaseModel):
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_json: bool = False
+    # whether /metrics is shown to whoever reaches the service, without a key
+    metrics_open: bool = False
+    # OpenTelemetry: a collector's address such as http://localhost:4318 (extra `tracing`), headers that it wants, and
+    # the share of requests without a trace of their caller's that is traced
+    otlp_url: str | None = None
+    otlp_headers: Annotated[dict[str, str], BeforeValidator(_from_json)] = {}
+    trace_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
 
     # models, and the devices that carry them; gpus None: those nvidia-smi lists, (): the CPU
     models: Annotated[tuple[ModelEntry, ...], BeforeValidator(_from_json)] = DEFAULT_MODELS
@@ -113,6 +120,10 @@ class Settings(BaseModel):
     resume_s: Annotated[float, Field(gt=0)] = 300.0
     # how long a finished job and its files are kept; None: until deleted
     retention_s: Annotated[float, Field(gt=0)] | None = None
+    # zero data retention, of every request or of a key's: prompts are erased with the end of their job, and an answer
+    # that is text (a storyboard) `answer_s` after it; jobs/words.py says what that means
+    zero_retention: bool = False
+    answer_s: Annotated[float, Field(ge=0)] = 60.0
 
     # admission, None for no limit: the predicted GPU seconds of one clip, the predicted wait of a new job, and how many
     # jobs of one owner may wait in a pool

@@ -27,6 +27,7 @@ from video.extend import Segment, plan_segments
 from video.loop import Guidance, decode, denoise, encode_text, noise, schedule
 from video.manifest import make_manifest
 from video.output import ClipFile, clip_file, write_clip
+from video.preview import Preview, Previewer, is_preview_step
 from video.probe import FrameGuard
 from video.request import ClipInputs, ClipRequest
 from video.source import read_inputs
@@ -94,6 +95,9 @@ def make_clip(
     report: Callable[[Progress], None],
     keep_segment: Callable[[SegmentFile], None],
     resume: list[SegmentFile] | None = None,
+    previewer: Previewer | None = None,
+    show: Callable[[Preview], None] | None = None,
+    found: Callable[[dict[str, Any]], None] | None = None,
 ) -> MadeClip:
     """Make a clip.
 
@@ -108,6 +112,8 @@ def make_clip(
         report: called between any two steps; raises Cancelled to stop.
         keep_segment: called with each finished segment of a chain.
         resume: segments that an earlier attempt has finished, from the first one on.
+        previewer: draws the pictures that `show` is called with while a segment is denoised; None: there are none.
+        found: called with the drift of each segment of a chain as soon as it is measured.
 
     Raises:
         InvalidClip: the model or this release cannot make it.
@@ -131,7 +137,7 @@ def make_clip(
     guard = FrameGuard()
     finished = {done.index: done for done in resume or []}
     for segment in segments:
-        reporter = _Reporter(pace, segment.index, len(segments), report)
+        reporter = _Reporter(pace, segment.index, len(segments), report, previewer, show)
         done = finished.get(segment.index)
         if done is not None and _take_over(chain, segment, done, guard, threads):
             pace.skip(segment.index)
@@ -144,7 +150,10 @@ def make_clip(
         look = _make_segment(checkpoint, request, segment, Given(start, end), path, chain, guard, reporter, threads)
         # a first segment that shows nothing is not waited for; one that fades to black later is fine
         guard.check()
-        if not _add_to_chain(chain, segment, look, path, request):
+        is_kept = _add_to_chain(chain, segment, look, path, request)
+        if found is not None and (len(segments) > 1 or inputs.video is not None):
+            found({**chain.report[-1], "is_stopped": not is_kept})
+        if not is_kept:
             break
         if len(segments) > 1:
             keep_segment(SegmentFile(segment.index, path, _segment_data(segment, look, path)))
@@ -158,14 +167,29 @@ def make_clip(
 
 
 class _Reporter:
-    """Adds segment, percent and time of arrival to a stage's step."""
+    """Adds segment, percent and time of arrival to a stage's step, and pictures to some steps."""
 
-    def __init__(self, pace: Pace, segment: int, segments: int, report: Callable[[Progress], None]) -> None:
+    def __init__(
+        self,
+        pace: Pace,
+        segment: int,
+        segments: int,
+        report: Callable[[Progress], None],
+        previewer: Previewer | None = None,
+        show: Callable[[Preview], None] | None = None,
+    ) -> None:
         self.pace, self.segment, self.segments, self.report = pace, segment, segments, report
+        self.previewer, self.show = previewer, show
 
     def __call__(self, stage: str, step: int, total_steps: int) -> None:
         progress, eta_s = self.pace.at(self.segment, stage, step, total_steps)
         self.report(Progress(stage, step, total_steps, self.segment, self.segments, progress, eta_s))
+
+    def draw(self, step: int, total_steps: int, latents: Tensor) -> None:
+        """Show what a step has aimed at, if it is one of those that are shown."""
+        if self.previewer is None or self.show is None or not is_preview_step(step, total_steps):
+            return
+        self.show(Preview(self.segment, step, total_steps, self.previewer.draw(latents)))
 
 
 def _plan(checkpoint: Checkpoint, card: dict[str, Any], request: ClipRequest, *, has_source: bool) -> list[Segment]:
@@ -240,7 +264,7 @@ def _make_segment(
     condition = encode_given(checkpoint, given, segment.made_frames, request.height, request.width)
     scheduler = schedule(checkpoint, request.num_inference_steps, request.flow_shift, request.scheduler)
     latents = noise(checkpoint, segment.made_frames, request.height, request.width, segment.seed)
-    latents = denoise(checkpoint, latents, scheduler, text, condition, guidance, reporter)
+    latents = denoise(checkpoint, latents, scheduler, text, condition, guidance, reporter, reporter.draw)
 
     def own_frames() -> Iterator[Tensor]:
         """Yield what the segment adds: without its overlap, trimmed to its length."""

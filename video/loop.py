@@ -115,6 +115,7 @@ def denoise(
     condition: Condition,
     guidance: Guidance,
     report: Report,
+    show: Callable[[int, int, Tensor], None] | None = None,
 ) -> Tensor:
     """Walk from noise to a clip's latents.
 
@@ -126,6 +127,8 @@ def denoise(
         condition: encoded frames.
         guidance: scales.
         report: called with stage "denoise" before each step and after the last.
+        show: called after each step with its number from 1, their number, and the clip that the step has aimed at,
+            `[1, C, F, H, W]`, which is the velocity followed to the end.
 
     Returns:
         `[1, C, F, H, W]` fp32, normalised, with the known latents in their places.
@@ -142,6 +145,9 @@ def denoise(
             expert = checkpoint.transformer_2
             scale = guidance.scale if guidance.low_noise is None else guidance.low_noise
         velocity = _predict(checkpoint, expert, latents, t, text, condition, scale)
+        if show is not None:
+            aim = latents - scheduler.sigmas[step].to(latents) * velocity
+            show(step + 1, len(timesteps), put_known(aim, condition))
         latents = scheduler.step(velocity, t, latents, return_dict=False)[0]
         if latents.is_cuda:
             # a step is reported when it is done, not when it is queued

@@ -25,6 +25,7 @@ from media_server.jobs.database import Database, open_database
 from media_server.jobs.doorbell import make_celery
 from media_server.jobs.outbox import DELIVERIES_POOL, Message, claim_due, settle
 from media_server.settings import Settings, load_settings
+from media_server.tracing import Tracing, open_tracing
 from media_server.webhooks.retries import Verdict, judge
 from media_server.webhooks.sending import Sender
 from media_server.webhooks.signing import service_secret
@@ -60,18 +61,20 @@ def main(argv: Sequence[str]) -> int:
 async def serve(settings: Settings, worker: str) -> None:
     """Deliver until SIGTERM."""
     loop = asyncio.get_running_loop()
-    courier = Courier(settings, open_database(settings.database), worker)
+    tracing = open_tracing(settings, "deliveries")
+    courier = Courier(settings, open_database(settings.database), worker, tracing)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, courier.stop)
     listener = partial(_listen, make_celery(settings), partial(loop.call_soon_threadsafe, courier.news.set))
     threading.Thread(target=listener, daemon=True, name="doorbell").start()
     await courier.run()
+    tracing.close()
 
 
 class Courier:
     """Messages on their way, and how many of them go to each receiver."""
 
-    def __init__(self, settings: Settings, db: Database, worker: str) -> None:
+    def __init__(self, settings: Settings, db: Database, worker: str, tracing: Tracing | None = None) -> None:
         self.settings = settings
         self.db = db
         self.worker = worker
@@ -82,6 +85,7 @@ class Courier:
         self.failing: dict[str, None] = {}
         self.tasks: set[asyncio.Task[None]] = set()
         self.jitter = random.Random()
+        self.tracing = tracing or Tracing()
 
     def stop(self) -> None:
         """Take no more messages; those on their way are finished."""
@@ -151,12 +155,19 @@ class Courier:
         started_at = time.time()
         begun = time.monotonic()
         secrets = message.secrets or [service_secret(self.settings)]
-        param = "webhook_url" if message.endpoint_id is None else "url"
-        answer = await sender.send(message.url, message.payload, message_id=message.id, secrets=secrets, param=param)
-        crash_points.reach("message.sent")
         attempt = message.attempts - message.uncounted + 1
-        outcome = judge(attempt, answer.status, answer.headers, time.time(), self.jitter)
-        is_delivered = outcome.verdict is Verdict.DELIVERED
+        param = "webhook_url" if message.endpoint_id is None else "url"
+        about: dict[str, str | int] = {"job_id": message.job_id, "message_id": message.id, "attempt": attempt}
+        with self.tracing.span("webhook delivery", message.traceparent, kind="client", **about) as span:
+            answer = await sender.send(
+                message.url, message.payload, message_id=message.id, secrets=secrets, param=param
+            )
+            crash_points.reach("message.sent")
+            outcome = judge(attempt, answer.status, answer.headers, time.time(), self.jitter)
+            is_delivered = outcome.verdict is Verdict.DELIVERED
+            span.set(http__response__status_code=answer.status, type=message.type, verdict=outcome.verdict.name.lower())
+            if not is_delivered:
+                span.fail(str(answer.status or "no answer"))
         self._note(message.receiver, is_failing=not is_delivered)
         error = None if is_delivered else answer.error or f"HTTP {answer.status}"
         await asyncio.to_thread(

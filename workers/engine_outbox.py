@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import redis
 
-from media_server.text.messages import LINGER_S, Generate, TextEvent, meta_key, outbox_key
+from media_server.text.messages import FORGET_S, LINGER_S, Generate, TextEvent, meta_key, outbox_key
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,8 @@ class _Stream:
     meta: str
     ttl_s: int
     num_answers: int
+    # nothing of it outlives its end by more than FORGET_S
+    is_forgotten: bool = False
     events: list[str] = field(default_factory=list)
     num_sent: int = 0
     renewed_at: float = 0.0
@@ -65,7 +67,10 @@ class Outbox:
     def open(self, message: Generate) -> None:
         """Begin the stream of a request."""
         ttl_s = max(LINGER_S, message.resume_s or 0)
-        self._streams[message.id] = _Stream(message.meta.model_dump_json(), int(ttl_s), message.sampling.n)
+        meta = message.meta
+        self._streams[message.id] = _Stream(
+            meta.model_dump_json(), int(ttl_s), message.sampling.n, is_forgotten=meta.is_forgotten
+        )
 
     def add(self, request_id: str, event: TextEvent) -> None:
         """Append an event; it leaves with the next flush."""
@@ -74,6 +79,8 @@ class Outbox:
         stream.events.append(event.model_dump_json(exclude_defaults=True))
         if event.is_last:
             stream.ended_at = time.monotonic()
+            if stream.is_forgotten:
+                stream.ttl_s = int(FORGET_S)
 
     def flush(self) -> bool:
         """Send what is unsent in one pipeline; False if Valkey did not take it, which is tried again."""
@@ -140,5 +147,6 @@ class Outbox:
     def _drop_old(self) -> None:
         now = time.monotonic()
         for request_id, stream in list(self._streams.items()):
-            if stream.ended_at is not None and now - stream.ended_at > KEEP_S and stream.num_sent == len(stream.events):
+            keep_s = 0.0 if stream.is_forgotten else KEEP_S
+            if stream.ended_at is not None and now - stream.ended_at > keep_s and stream.num_sent == len(stream.events):
                 del self._streams[request_id]

@@ -48,8 +48,11 @@ from media_server.text.messages import (
     engine_key,
     inbox_key,
 )
+from media_server.tracing import open_tracing
+from workers.device_memory import device_memory
 from workers.engine_border import to_event, to_request
 from workers.engine_outbox import Outbox
+from workers.engine_traces import RequestTraces
 from workers.logging_setup import setup_logging
 from workers.text_card import publish_files, text_card
 
@@ -129,6 +132,7 @@ class EngineProcess:
         self.inbox: queue.Queue[Generate | Abort] = queue.Queue()
         self.deadlines: dict[str, float] = {}
         self.usages: dict[str, list[Usage]] = {}
+        self.traces = RequestTraces(open_tracing(settings, name), name, model)
         self.stopping = threading.Event()
         self.has_ended = threading.Event()
         self.turned_at = time.monotonic()
@@ -164,6 +168,7 @@ class EngineProcess:
             for thread in threads:
                 thread.join(_THREADS_S)
             self.redis.close()
+            self.traces.tracing.close()
             logger.info("%s has stopped", self.name)
 
     def _turn(self) -> None:
@@ -210,6 +215,7 @@ class EngineProcess:
         self.outbox.add(message.id, TextEvent(is_accepted=True))
         self.deadlines[message.id] = message.deadline
         self.usages[message.id] = []
+        self.traces.begin(message)
 
     def _end_late(self) -> None:
         now = time.time()
@@ -236,16 +242,19 @@ class EngineProcess:
                 written = sum(part.completion_tokens for part in finished)
                 usage = Usage(prompt_tokens=finished[0].prompt_tokens, completion_tokens=written)
         self.outbox.add(request_id, to_event(output, self.engine.tokenizer, usage))
+        self.traces.token(request_id)
         if usage is not None:
-            self._forget(request_id)
+            self._forget(request_id, usage=usage)
 
     def _end(self, request_id: str, failure: Failure) -> None:
         self.outbox.add(request_id, TextEvent(error=failure, is_last=True))
-        self._forget(request_id)
+        self._forget(request_id, error=failure.code)
 
-    def _forget(self, request_id: str) -> None:
+    def _forget(self, request_id: str, *, usage: Usage | None = None, error: str | None = None) -> None:
+        """Drop what is known of a request that has ended, and span it."""
         self.deadlines.pop(request_id, None)
         self.usages.pop(request_id, None)
+        self.traces.end(request_id, usage=usage, error=error)
 
     def _fail_all(self, reason: str) -> None:
         """End what is still running, and tell its readers."""
@@ -296,7 +305,7 @@ class EngineProcess:
                 if db is not None and time.monotonic() - seen_at >= SEEN_S:
                     seen_at = time.monotonic()
                     try:
-                        seen(db, self.worker)
+                        seen(db, self.worker, device_memory(self.engine.runner.device))
                     except Exception as error:
                         logger.warning("the model's card cannot be refreshed: %s", error)
             # a drain is announced at once
@@ -317,4 +326,6 @@ class EngineProcess:
             running=self.engine.num_running,
             waiting=self.engine.num_waiting + self.inbox.qsize(),
             is_draining=self.stopping.is_set(),
+            kv_tokens=self.engine.scheduler.kv_cache.num_tokens,
+            kv_used_tokens=self.engine.scheduler.kv_cache.num_used_tokens,
         )

@@ -64,6 +64,8 @@ class GpuProcess:
             bufsize=1,
         )
         self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        # bytes of its device, as it said last
+        self.memory: dict[str, float] | None = None
         threading.Thread(target=self._read, daemon=True, name="gpu-program").start()
 
     @property
@@ -159,7 +161,11 @@ class GpuProcess:
                 # the last line of a program that was killed while it wrote
                 logger.warning("the GPU program wrote half a message")
                 continue
-            self._messages.put(message)
+            if message.get("type") == "memory":
+                # a sign of life that nobody waits for
+                self.memory = message["figures"]
+            else:
+                self._messages.put(message)
         self._messages.put(None)
 
     def _describe_end(self) -> str:

@@ -3,7 +3,8 @@
 `python -m workers.gpu_program --model-dir DIR --device cpu|cuda:N --threads N --lock FILE`, which the video worker
 starts. Protocol, version 1, JSON lines:
 - in: `run` {job_id, attempt, request, inputs, resume, out_dir}, `cancel` {job_id, attempt}, `stop`;
-- out: `ready` {card, device}, then for a run `progress`, `checkpoint`, and one of `done`, `failed`, `cancelled`.
+- out: `ready` {card, device}, then for a run `progress`, `preview`, `checkpoint`, `drift`, and one of `done`, `failed`,
+  `cancelled`; and every few seconds `memory` {figures}.
 
 Life: wait for the device's lock, load, measure, `ready`; then runs, until `stop` or the end of stdin. At the end of
 stdin it leaves at once, also in the middle of a step: a parent that was killed leaves no orphan. Signals are the
@@ -11,6 +12,7 @@ parent's business. Only messages go to stdout; whatever else is printed goes to 
 """
 
 import argparse
+import base64
 import errno
 import fcntl
 import gc
@@ -26,13 +28,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from media_server.logging_setup import setup_logging
+from media_server.logging_setup import log_context, setup_logging
 from media_server.settings import load_settings
+from workers.device_memory import device_memory
 
 PROTOCOL_VERSION = 1
 EXIT_MODEL_ERROR = 3
 EXIT_DEVICE_LOST = 4
 EXIT_OUT_OF_MEMORY = 5
+_MEMORY_EVERY_S = 3.0
 
 logger = logging.getLogger("workers.gpu_program")
 
@@ -43,6 +47,8 @@ class Channel:
     def __init__(self, incoming: IO[str], outgoing: IO[str]) -> None:
         self.incoming = incoming
         self.outgoing = outgoing
+        # lines of two threads do not mix
+        self.lock = threading.Lock()
         self.runs: queue.Queue[dict[str, Any] | None] = queue.Queue()
         # (job_id, attempt) of runs that are to stop, set by the reader
         self.cancelled: set[tuple[str, int]] = set()
@@ -53,8 +59,10 @@ class Channel:
 
     def send(self, type: str, **members: Any) -> None:
         """Write one message."""
-        self.outgoing.write(json.dumps({"v": PROTOCOL_VERSION, "type": type, **members}) + "\n")
-        self.outgoing.flush()
+        line = json.dumps({"v": PROTOCOL_VERSION, "type": type, **members}) + "\n"
+        with self.lock:
+            self.outgoing.write(line)
+            self.outgoing.flush()
 
     def _read(self) -> None:
         try:
@@ -124,6 +132,7 @@ def serve(channel: Channel, arguments: argparse.Namespace) -> int:
     from video.card import make_card
     from video.checkpoints import load_checkpoint
     from video.errors import CheckpointError
+    from video.preview import fit_previewer
 
     torch.set_num_threads(arguments.threads)
     for library in (diffusers, transformers):
@@ -132,6 +141,7 @@ def serve(channel: Channel, arguments: argparse.Namespace) -> int:
     try:
         checkpoint = load_checkpoint(arguments.model_dir, arguments.device, arguments.hash_cache)
         card = make_card(checkpoint, arguments.name, arguments.pool)
+        previewer = fit_previewer(checkpoint)
     except CheckpointError as error:
         channel.send("failed", code=error.code, message=str(error))
         return EXIT_MODEL_ERROR
@@ -141,14 +151,18 @@ def serve(channel: Channel, arguments: argparse.Namespace) -> int:
         return EXIT_MODEL_ERROR
     logger.info("%s is loaded on %s, %.1f s", arguments.name, arguments.device, time.monotonic() - started)
     channel.send("ready", card=card, device=arguments.device)
+    threading.Thread(target=_say_memory, args=(channel, checkpoint.device), daemon=True, name="memory").start()
     while (run := channel.runs.get()) is not None:
-        exit_code = do_run(channel, run, checkpoint, card, arguments.threads)
+        with log_context(job_id=run["job_id"], attempt=run["attempt"]):
+            exit_code = do_run(channel, run, checkpoint, card, arguments.threads, previewer)
         if exit_code is not None:
             return exit_code
     return 0
 
 
-def do_run(channel: Channel, run: dict[str, Any], checkpoint: Any, card: dict[str, Any], threads: int) -> int | None:
+def do_run(
+    channel: Channel, run: dict[str, Any], checkpoint: Any, card: dict[str, Any], threads: int, previewer: Any = None
+) -> int | None:
     """Make one clip and answer for it; gives an exit code if this process is not to make another.
 
     After a lack of memory it is not: what is left of it, in pieces, may be too little for a clip that fits.
@@ -156,6 +170,7 @@ def do_run(channel: Channel, run: dict[str, Any], checkpoint: Any, card: dict[st
     from video.clip import Progress, SegmentFile, make_clip
     from video.cost import Cost, peak_memory_bytes, reset_peak_memory
     from video.errors import Cancelled
+    from video.preview import Preview
     from video.request import ClipInputs, read_request
 
     key = (run["job_id"], run["attempt"])
@@ -164,10 +179,17 @@ def do_run(channel: Channel, run: dict[str, Any], checkpoint: Any, card: dict[st
     def report(progress: Progress) -> None:
         if key in channel.cancelled:
             raise Cancelled("cancelled by the worker")
-        channel.send("progress", **about, **vars(progress))
+        channel.send("progress", **about, **vars(progress), at=time.monotonic())
 
     def keep_segment(segment: SegmentFile) -> None:
         channel.send("checkpoint", **about, segment=segment.index, path=str(segment.path), data=segment.data)
+
+    def show(preview: Preview) -> None:
+        picture = base64.b64encode(preview.jpeg).decode("ascii")
+        channel.send("preview", **about, **{**vars(preview), "jpeg": picture})
+
+    def found(finding: dict[str, Any]) -> None:
+        channel.send("drift", **about, finding=finding)
 
     started = time.monotonic()
     reset_peak_memory(checkpoint.device)
@@ -183,6 +205,9 @@ def do_run(channel: Channel, run: dict[str, Any], checkpoint: Any, card: dict[st
             threads=threads,
             report=report,
             keep_segment=keep_segment,
+            previewer=previewer,
+            show=show,
+            found=found,
             resume=[SegmentFile(entry["segment"], Path(entry["path"]), entry["data"]) for entry in run["resume"]],
         )
     except Cancelled:
@@ -212,6 +237,13 @@ def do_run(channel: Channel, run: dict[str, Any], checkpoint: Any, card: dict[st
     error = None
     _give_memory_back(checkpoint.device)
     return exit_code
+
+
+def _say_memory(channel: Channel, device: Any) -> None:
+    """Say every few seconds what the device holds, for as long as the program lives."""
+    while True:
+        channel.send("memory", figures=device_memory(device))
+        time.sleep(_MEMORY_EVERY_S)
 
 
 _LAST_RUN = {"worker_crashed": EXIT_DEVICE_LOST, "out_of_memory": EXIT_OUT_OF_MEMORY}

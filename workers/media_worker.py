@@ -30,6 +30,7 @@ from workers.contact_sheet import SheetShot, draw_contact_sheet, frames_to_show
 from workers.joining import ClipFile, JoinError, inspect_film, join_clips
 from workers.leases import beat_meanwhile, is_alive
 from workers.pool_worker import PoolContext, run_pool_worker
+from workers.stages import StageClock
 
 logger = logging.getLogger(__name__)
 
@@ -112,10 +113,12 @@ class _Reporter:
         self.context = context
         self.claim = claim
         self.beaten_at = 0.0
+        self.clock = StageClock(context, claim)
 
     def stage(self, name: str, total: int) -> Callable[[int], None]:
         """Begin a stage of `total` steps; the function returned takes the number of steps done."""
         low, high = _STAGES[name]
+        self.clock.enter(name)
 
         def report(done: int, *, is_first: bool = False) -> None:
             if is_first or self._is_due():
@@ -158,7 +161,9 @@ def _make_film(context: PoolContext, claim: Claim, folder: Path) -> Result:
     clips = _fetch_clips(context, shots, folder, reporter)
     film = folder / "film.mp4"
     is_copy = join_clips(clips, film, fps=fps, report=reporter.stage("join", num_frames))
-    rows = [SheetShot(shot.first_frame, shot.num_frames, shot.prompt) for shot in shots]
+    # what is kept for good has no words, where none are to be kept
+    keeps_words = claim.job.answer_s is None
+    rows = [SheetShot(shot.first_frame, shot.num_frames, shot.prompt if keeps_words else "") for shot in shots]
     cover = shots[0].first_frame + shots[0].num_frames // 2
     pictures = inspect_film(
         film,
@@ -167,16 +172,16 @@ def _make_film(context: PoolContext, claim: Claim, folder: Path) -> Result:
         wanted={cover, *(frame for row in rows for frame in frames_to_show(row))},
         report=reporter.stage("check", num_frames),
     )
-    title = str(storyboard.get("title") or "Film")
-    idea = str(storyboard.get("idea") or "")
+    title = str((keeps_words and storyboard.get("title")) or "Film")
+    idea = str((keeps_words and storyboard.get("idea")) or "")
 
     def draw() -> tuple[bytes, bytes]:
         sheet = draw_contact_sheet(title, idea, rows, pictures, fps=fps)
         return _encode(sheet, "PNG"), _encode(pictures[cover], "JPEG", quality=_JPEG_QUALITY)
 
     sheet, thumbnail = reporter.meanwhile(draw)
-    timeline = _timeline(title, shots, fps, params["film_id"])
-    report = reporter.stage("publish", 5)
+    timeline = _timeline(title, shots, fps, params["film_id"], keeps_words=keeps_words)
+    report = reporter.stage("publish", 5 if keeps_words else 4)
     prefix = f"{claim.job.id}/{claim.attempt}"
     store = context.artifacts
     text = json.dumps(storyboard, ensure_ascii=False, indent=2) + "\n"
@@ -187,10 +192,12 @@ def _make_film(context: PoolContext, claim: Claim, folder: Path) -> Result:
         report(len(artifacts))
 
     publish("video", lambda: store.put_file(f"{prefix}/film.mp4", film, "video/mp4"))
-    publish("storyboard", lambda: store.put_bytes(f"{prefix}/storyboard.json", text.encode(), "application/json"))
+    if keeps_words:
+        publish("storyboard", lambda: store.put_bytes(f"{prefix}/storyboard.json", text.encode(), "application/json"))
     publish("timeline", lambda: store.put_bytes(f"{prefix}/timeline.otio", timeline.encode(), "application/json"))
     publish("contact_sheet", lambda: store.put_bytes(f"{prefix}/contact_sheet.png", sheet, "image/png"))
     publish("thumbnail", lambda: store.put_bytes(f"{prefix}/thumbnail.jpg", thumbnail, "image/jpeg"))
+    reporter.clock.end()
     cuts = [shot.first_frame for shot in shots]
     return Result(artifacts=artifacts, result={"num_frames": num_frames, "fps": fps, "cuts": cuts, "is_copy": is_copy})
 
@@ -222,11 +229,15 @@ def _fetch_clips(context: PoolContext, shots: Sequence[_Shot], folder: Path, rep
     return clips
 
 
-def _timeline(title: str, shots: Sequence[_Shot], fps: float, film_id: str) -> str:
+def _timeline(title: str, shots: Sequence[_Shot], fps: float, film_id: str, *, keeps_words: bool) -> str:
     return film_timeline(
         title,
         [
-            TimelineShot(f"shot {number}", shot.num_frames, {"video_id": shot.job_id, "prompt": shot.prompt})
+            TimelineShot(
+                f"shot {number}",
+                shot.num_frames,
+                {"video_id": shot.job_id} | ({"prompt": shot.prompt} if keeps_words else {}),
+            )
             for number, shot in enumerate(shots, start=1)
         ],
         fps=fps,

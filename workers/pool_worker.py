@@ -11,23 +11,29 @@ import logging
 import os
 import socket
 import threading
+import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import celery.signals
+import sqlalchemy as sa
 from celery import Celery
 from celery.platforms import SecurityWarning
 
 from media_server.artifacts.reserve import with_reserve
 from media_server.artifacts.store import ArtifactStore, open_artifacts
 from media_server.errors import InsufficientStorage, JobError
+from media_server.figures import Counts
 from media_server.jobs.claims import claim_next, end_leases, fail
 from media_server.jobs.database import Database, open_database
 from media_server.jobs.doorbell import make_celery, ring
 from media_server.jobs.spec import Claim
+from media_server.jobs.tables import attempts
+from media_server.logging_setup import log_context
 from media_server.settings import Settings
+from media_server.tracing import Span, Tracing, open_tracing
 from workers.leases import worker_id
 from workers.logging_setup import setup_logging
 
@@ -49,6 +55,15 @@ class PoolContext:
     stopping: threading.Event
     pool: str
     worker: str
+    tracing: Tracing = field(default_factory=Tracing)
+
+    def write_counts(self, counts: Counts) -> None:
+        """Add to the figures of /metrics; a database that is away costs them, and nothing else."""
+        try:
+            if counts.amounts:
+                self.db.add_counts(counts.amounts)
+        except sa.exc.SQLAlchemyError as error:
+            logger.warning("figures are lost (%s)", type(error).__name__)
 
 
 Handler = Callable[[PoolContext, Claim], None]
@@ -78,6 +93,7 @@ def run_pool_worker(
         stopping=threading.Event(),
         pool=pool,
         worker=worker_id(name),
+        tracing=open_tracing(settings, name),
     )
     slots = threading.Semaphore(concurrency)
 
@@ -115,6 +131,7 @@ def run_pool_worker(
         poller.join(DRAIN_S)
         if on_stop is not None:
             on_stop(context)
+        context.tracing.close()
         logger.info("%s has stopped", context.worker)
     return int(worker.exitcode or 0)
 
@@ -133,21 +150,50 @@ def drain_pool(context: PoolContext, slots: threading.Semaphore, handler: Handle
 
 
 def _handle(context: PoolContext, claim: Claim, handler: Handler) -> None:
-    job_id, attempt = claim.job.id, claim.attempt
-    logger.info("job %s attempt %d: started (%s)", job_id, attempt, claim.job.kind)
-    try:
-        handler(context, claim)
-    except InsufficientStorage as error:
-        # what is made again does not fit either
-        logger.error("job %s attempt %d: %s", job_id, attempt, error.message)
-        reason = JobError("insufficient_storage", error.message)
-        with_reserve(context.settings, partial(fail, context.db, claim, reason))
-        context.artifacts.delete_prefix(f"{job_id}/{attempt}/")
-    except Exception as error:
-        logger.exception("job %s attempt %d: the worker failed", job_id, attempt)
-        message = f"The worker failed unexpectedly ({type(error).__name__}); its log has the details."
-        reason = JobError("internal_error", message)
-        with_reserve(context.settings, partial(fail, context.db, claim, reason, retryable=True))
+    job, attempt = claim.job, claim.attempt
+    about: dict[str, str | int] = {"job_id": job.id, "attempt": attempt}
+    with (
+        log_context(**about),
+        context.tracing.span(
+            f"job {job.kind}",
+            job.traceparent,
+            kind="consumer",
+            **about,
+            pool=context.pool,
+            model=job.model,
+            worker=context.worker,
+            since_created_s=max(0.0, time.time() - job.created_at),
+        ) as span,
+    ):
+        # what the handler does is under this attempt
+        claim = replace(claim, job=replace(job, traceparent=span.traceparent))
+        logger.info("job %s attempt %d: started (%s)", job.id, attempt, job.kind)
+        try:
+            handler(context, claim)
+        except InsufficientStorage as error:
+            # what is made again does not fit either
+            logger.error("job %s attempt %d: %s", job.id, attempt, error.message)
+            reason = JobError("insufficient_storage", error.message)
+            with_reserve(context.settings, partial(fail, context.db, claim, reason))
+            context.artifacts.delete_prefix(f"{job.id}/{attempt}/")
+        except Exception as error:
+            logger.exception("job %s attempt %d: the worker failed", job.id, attempt)
+            message = f"The worker failed unexpectedly ({type(error).__name__}); its log has the details."
+            reason = JobError("internal_error", message)
+            with_reserve(context.settings, partial(fail, context.db, claim, reason, retryable=True))
+        if context.tracing.is_on:
+            _say_outcome(context, claim, span)
+
+
+def _say_outcome(context: PoolContext, claim: Claim, span: Span) -> None:
+    """Put on the attempt's span how it ended."""
+    mine = sa.and_(attempts.c.job_id == claim.job.id, attempts.c.attempt == claim.attempt)
+    with context.db.read() as tx:
+        row = tx.conn.execute(sa.select(attempts.c.outcome, attempts.c.error_code).where(mine)).first()
+    if row is not None:
+        span.set(outcome=row.outcome, error_code=row.error_code)
+        if row.outcome in ("failed", "lost"):
+            span.fail(row.error_code or row.outcome)
 
 
 def _poll(context: PoolContext, slots: threading.Semaphore, handler: Handler) -> None:

@@ -5,7 +5,6 @@ have been given to anybody else. On Linux the kernel kills the child when the su
 """
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -15,6 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from media_server.logging_setup import wrap_line
 
 _LAUNCHER = Path(__file__).with_name("child.py")
 BACKOFF_FIRST_S = 0.5
@@ -128,10 +129,5 @@ def describe_exit(exit_code: int) -> str:
 
 def write_line(name: str, line: str, *, as_json: bool) -> None:
     """Write a child's line to our standard error with its name; a line that is JSON already carries it."""
-    if not as_json:
-        text = f"{name:<12} | {line}\n"
-    elif line.startswith("{"):
-        text = f"{line}\n"
-    else:
-        text = json.dumps({"time": time.time(), "process": name, "message": line}, ensure_ascii=False) + "\n"
-    sys.stderr.write(text)
+    text = wrap_line(name, line) if as_json else f"{name:<12} | {line}"
+    sys.stderr.write(f"{text}\n")

@@ -30,6 +30,7 @@ from media_server.text.remote import write_remotely
 from media_server.text.storyboard import Ask, StoryboardError, Task, Writer, write_storyboard
 from media_server.text.templates import TextModels
 from workers.pool_worker import PoolContext, run_pool_worker
+from workers.stages import StageClock
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +110,10 @@ class Handler:
         )
         progress = _Progress(context, claim, task.shots * _CHARS_PER_SHOT)
         started = time.monotonic()
+        clock = StageClock(context, claim)
+        clock.enter("storyboard")
         storyboard = self._try(context, claim, task, progress, usages)
+        clock.end()
         content = json.dumps(storyboard, ensure_ascii=False, indent=2).encode()
         stored = context.artifacts.put_bytes(f"{job.id}/{claim.attempt}/storyboard.json", content, "application/json")
         records = _records(usages)
@@ -173,6 +177,7 @@ class Handler:
                     trace=claim.job.traceparent,
                     # a film waits for its storyboard, a chat for itself
                     priority=claim.job.priority,
+                    is_forgotten=claim.job.answer_s is not None,
                 )
                 reading = self._engine.submit(prompt)
                 break

@@ -2,8 +2,9 @@
 
 Each round ends jobs that were lost for good, rings again for pools that wait in silence, removes the files that have
 no owner, deletes what has expired and the rows of what was deleted long ago, and forgets old idempotency keys and the
-log of old webhooks; once a minute it empties SQLite's log, which holds words that were erased. Any number of sweepers
-may run; each round can be repeated or missed.
+log of old webhooks. Of jobs that keep no words it erases what they have answered. Once a minute, and in each round
+while such a job has just ended, it empties SQLite's log, which holds words that were erased. Any number of sweepers may
+run; each round can be repeated or missed.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from sqlalchemy.exc import OperationalError
 
 from media_server.artifacts.reserve import keep_reserve, with_reserve
 from media_server.artifacts.store import ArtifactStore, open_artifacts
-from media_server.jobs import idempotency, store
+from media_server.jobs import idempotency, store, words
 from media_server.jobs.claims import sweep
 from media_server.jobs.database import Database, is_disk_full, open_database
 from media_server.jobs.doorbell import make_celery, ring
@@ -51,9 +52,12 @@ def main(argv: Sequence[str]) -> int:
     while True:
         try:
             with_reserve(settings, partial(sweep_once, settings, db, artifacts))
+            forgotten = words.forget_due(db)
             # a log that is in use is tried again in the next round
-            if time.monotonic() - emptied_at >= _LOG_S and db.empty_log():
+            is_due = time.monotonic() - emptied_at >= _LOG_S or words.has_any(db)
+            if is_due and (not db.has_log or db.empty_log()):
                 emptied_at = time.monotonic()
+                words.settle(db, forgotten)
         except Exception as error:
             if isinstance(error, OperationalError) and is_disk_full(error):
                 # a trace of each round would fill what room there is for the log

@@ -9,6 +9,7 @@ any more deletes its own files and leaves finished segments, which lie under `<j
 uploads have ended, and the program is done with its clip or dead.
 """
 
+import base64
 import logging
 import time
 from collections.abc import Callable
@@ -25,13 +26,14 @@ from media_server import crash_points
 from media_server.artifacts.reserve import with_reserve
 from media_server.errors import JobError
 from media_server.jobs import claims
-from media_server.jobs.spec import Claim, Result
+from media_server.jobs.spec import Claim, Preview, Result
 from media_server.models.card import VideoCard
 from workers.clip_files import ClipFiles
 from workers.clip_order import OrderError, make_order, predict_longest_s
 from workers.gpu_process import GpuProcess, ProgramDied, ProgramFailed, ProgramLate
 from workers.leases import beat_meanwhile
 from workers.pool_worker import PoolContext
+from workers.stages import StageClock
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +106,8 @@ class Run:
         self.uploads: list[Future[Any]] = []
         self.news: _News | None = None
         self.has_news = False
+        self.preview: Preview | None = None
+        self.num_previews = 0
         self.beaten_at = time.monotonic()
         self.good_beat_at = time.monotonic()
         self.heard_at = time.monotonic()
@@ -118,6 +122,7 @@ class Run:
         # the program has done its part; what is left is ours
         self.is_made = False
         self.grace_s = context.settings.cancel_grace_s
+        self.clock = StageClock(context, claim)
 
     def do(self) -> None:
         """Make the clip and publish it.
@@ -158,6 +163,7 @@ class Run:
 
     def close(self) -> None:
         """Leave no thread behind, and no program that goes on with the clip: the next job is not to wait for it."""
+        self.clock.end(error="not completed")
         try:
             self._abandon()
         finally:
@@ -184,12 +190,18 @@ class Run:
                 if message["type"] == "progress":
                     self.news = _News(**{name: message[name] for name in _News.__annotations__})
                     self.has_news = True
+                    self.clock.enter(self.news.stage, self.news.segment, step=self.news.step, at=message.get("at"))
+                elif message["type"] == "preview":
+                    self._take_preview(message)
+                elif message["type"] == "drift":
+                    claims.say_drift(self.context.db, self.claim, message["finding"])
                 elif message["type"] == "checkpoint":
                     segment, path, data = message["segment"], Path(message["path"]), message["data"]
                     self.uploads.append(self.helper.submit(self.files.keep_segment, segment, path, data))
                 elif message["type"] == "done":
                     self.is_running, self.is_made = False, True
                     self.gpu_seconds = message["gpu_seconds"]
+                    self.clock.enter("finish")
                     return message
                 elif message["type"] == "cancelled":
                     self.is_running = False
@@ -208,6 +220,12 @@ class Run:
                     JobError("worker_crashed", f"The video program made no progress for {patience_s:.0f} s."),
                     retryable=True,
                 )
+
+    def _take_preview(self, message: dict[str, Any]) -> None:
+        """Keep a picture for the next beat; one that comes before it takes its place."""
+        self.num_previews += 1
+        data = {name: message[name] for name in ("segment", "step", "total_steps")}
+        self.preview = Preview(self.num_previews, data, base64.b64decode(message["jpeg"]))
 
     def _tick(self) -> None:
         """Beat, hear of a cancel or a lost lease, and keep the deadlines of both and of a drain."""
@@ -230,6 +248,8 @@ class Run:
     def _beat(self) -> None:
         self.beaten_at = time.monotonic()
         members = self.news.beat() if self.has_news and self.news is not None else {}
+        if members:
+            members["preview"], self.preview = self.preview, None
         try:
             answer = claims.beat(self.context.db, self.claim, lease_s=self.context.settings.lease_s, **members)
         except sqlalchemy.exc.DBAPIError:
@@ -313,6 +333,7 @@ class Run:
         if not with_reserve(self.context.settings, partial(claims.complete, self.context.db, self.claim, result)):
             self._lost()
         crash_points.reach("clip.finished")
+        self.clock.end()
         self.files.remove_segments()
         logger.info(
             "job %s attempt %d: completed, %.1f GPU seconds", self.claim.job.id, self.claim.attempt, self.gpu_seconds

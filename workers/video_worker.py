@@ -167,8 +167,8 @@ class VideoWorker:
         """Refresh the card while the worker lives, and start a program that died while idle."""
         while not self._stopped.wait(SEEN_S):
             try:
-                self.ensure_program(context)
-                registry.seen(context.db, context.worker)
+                program, _ = self.ensure_program(context)
+                registry.seen(context.db, context.worker, program.memory)
             except ProgramFailed as error:
                 _leave(f"the GPU program cannot be started: {error.message}")
             except sqlalchemy.exc.DBAPIError:

@@ -41,6 +41,7 @@ def _limit_options(command: Command) -> Command:
         click.option("--work-per-day", metavar="N", help="Steps x pixels x frames a day, such as 2e12."),
         click.option("--storage", metavar="BYTES", help="Files that may be kept, such as 10G."),
         click.option("--budget", "budgets", multiple=True, metavar="BUDGET", help=budget + " May be repeated."),
+        click.option("--zero-retention/--retention", default=None, help="Forget its requests' words, or keep them."),
     ):
         command = option(command)
     return command
@@ -66,12 +67,14 @@ def create(
     work_per_day: str | None,
     storage: str | None,
     budgets: tuple[str, ...],
+    zero_retention: bool | None,
     data: str | None,
     config: Path | None,
     as_json: bool,
 ) -> None:
     """Make an API key and show it: it is kept nowhere, and cannot be shown again."""
     limits = _limits(queued_jobs, text_streams, work_per_day, storage, budgets)
+    limits = limits.model_copy(update={"zero_retention": bool(zero_retention)})
     lifetime_s = None if days is None else days * _DAY_S
     db = _open(data, config, is_new_fine=True)
     key, text = create_key(db, name, scopes=scopes, limits=limits, lifetime_s=lifetime_s)
@@ -126,6 +129,7 @@ def limit(
     work_per_day: str | None,
     storage: str | None,
     budgets: tuple[str, ...],
+    zero_retention: bool | None,
     is_none: bool,
     data: str | None,
     config: Path | None,
@@ -134,7 +138,12 @@ def limit(
     """Change what an API key may use; limits that are not named stay, budgets are given all anew."""
     given = _limits(queued_jobs, text_streams, work_per_day, storage, budgets).model_dump(exclude_defaults=True)
     db = _open(data, config)
-    before = KeyLimits() if is_none else get_key(db, key).limits
+    before = get_key(db, key).limits
+    if is_none:
+        # what is no limit stays
+        before = KeyLimits(zero_retention=before.zero_retention)
+    if zero_retention is not None:
+        given["zero_retention"] = zero_retention
     changed = change_limits(db, key, KeyLimits.model_validate({**before.model_dump(), **given}))
     if as_json:
         say_json(_fields(changed))
@@ -186,8 +195,9 @@ def _limits(
 
 
 def _limits_text(limits: KeyLimits) -> str:
-    quotas = limits.model_dump(exclude={"budgets"}, exclude_none=True)
-    return ", ".join([*(f"{name}={value:.15g}" for name, value in quotas.items()), *map(str, limits.budgets)])
+    quotas = limits.model_dump(exclude={"budgets", "zero_retention"}, exclude_none=True)
+    said = [*(f"{name}={value:.15g}" for name, value in quotas.items()), *map(str, limits.budgets)]
+    return ", ".join([*said, *(["zero retention"] if limits.zero_retention else [])])
 
 
 def _fields(key: ApiKey) -> dict[str, Any]:

@@ -71,6 +71,9 @@ class JobBars:
         elif type == "job.progress":
             self._show_text(job_id, data.get("text"))
             self._update(task, completed=data.get("progress"), detail=_describe(data))
+        elif type == "job.position":
+            ahead = int(data["queue_position"])
+            self._update(task, detail=f"waiting, {ahead} before it" if ahead else "waiting, next")
         elif type.endswith(".completed"):
             self._update(task, completed=100.0, detail="done")
             self._say(f"{title}: done")

@@ -166,5 +166,6 @@ def child_spec(film: Job, **members: Any) -> JobSpec:
         traceparent=film.traceparent,
         max_attempts=film.params["max_attempts"],
         retention_s=film.retention_s,
+        answer_s=film.answer_s,
         **members,
     )

@@ -63,6 +63,7 @@ def submit_film(
     owner_key_id: str | None = None,
     traceparent: str | None = None,
     retention_s: float | None = None,
+    answer_s: float | None = None,
     id: str | None = None,
     idempotency_key: HeldKey | None = None,
 ) -> Job:
@@ -136,6 +137,7 @@ def submit_film(
                 webhook_url=request.webhook_url,
                 max_attempts=1,
                 retention_s=retention_s,
+                answer_s=answer_s,
                 idempotency_key=idempotency_key,
                 label=request.label,
                 work=clip.work * num_frames,

@@ -12,11 +12,11 @@ import sqlalchemy as sa
 from media_server import films
 from media_server.errors import JobError
 from media_server.ids import new_id
-from media_server.jobs import events, ledger, transitions
+from media_server.jobs import events, ledger, previews, transitions
 from media_server.jobs.database import Database, Transaction
 from media_server.jobs.queue import claim_next, has_attempts
 from media_server.jobs.rows import select
-from media_server.jobs.spec import Beat, Checkpoint, Claim, Job, Result, UsageRecord
+from media_server.jobs.spec import Beat, Checkpoint, Claim, Job, Preview, Result, UsageRecord
 from media_server.jobs.states import Status
 from media_server.jobs.sweep import end_leases, sweep
 from media_server.jobs.tables import artifacts, attempts, jobs
@@ -32,6 +32,7 @@ __all__ = [
     "fail",
     "release",
     "save_checkpoint",
+    "say_drift",
     "sweep",
 ]
 
@@ -50,10 +51,12 @@ def beat(
     progress: float | None = None,
     eta_s: float | None = None,
     data: dict[str, Any] | None = None,
+    preview: Preview | None = None,
 ) -> Beat:
     """Renew a lease and say how far the work is; with nothing to say it is the lease alone.
 
-    Progress (0 to 100) never goes backwards within an attempt: a lower figure leaves the row as it is.
+    Progress (0 to 100) never goes backwards within an attempt: a lower figure leaves the row as it is. A preview takes
+    the place of the one before; its event has its number, and a reader the picture for as long as there is one.
     """
     said: dict[str, Any] = {
         name: value
@@ -74,6 +77,9 @@ def beat(
         ).first()
         if row is None:
             return Beat(is_ours=False, cancel_requested=False)
+        if preview is not None:
+            previews.keep(tx, claim.job.id, claim.attempt, preview)
+            data = {**(data or {}), "preview": preview.number}
         if said or data or progress is not None:
             events.append(tx, claim.job, "job.progress", {**said, "progress": row.progress, **(data or {})})
         if progress is not None and claim.job.parent_id is not None:
@@ -186,6 +192,16 @@ def save_checkpoint(db: Database, claim: Claim, sequence: int, key: str, data: d
         mine = sa.and_(checkpoints_table.c.job_id == claim.job.id, checkpoints_table.c.sequence == sequence)
         if tx.conn.execute(checkpoints_table.update().where(mine).values(**values)).rowcount == 0:
             tx.conn.execute(checkpoints_table.insert().values(job_id=claim.job.id, sequence=sequence, **values))
+        return True
+
+
+def say_drift(db: Database, claim: Claim, finding: dict[str, Any]) -> bool:
+    """Tell the job's readers what was measured of a segment; False if the attempt is not the job's any more."""
+    with db.write(is_durable=False) as tx:
+        tx.lock(claim.job.root_id)
+        if _mine(tx, claim) is None:
+            return False
+        events.append(tx, claim.job, "job.drift", finding)
         return True
 
 

@@ -13,11 +13,12 @@ lock of its family first (`Transaction.lock`), so a family's events are numbered
 
 import errno
 import fcntl
+import json
 import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +31,7 @@ from sqlalchemy.exc import OperationalError
 
 from media_server import crash_points
 from media_server.errors import ConfigurationError, DataDirLocked
+from media_server.figures import Counts, Key
 from media_server.migrations import check_revision, upgrade
 
 logger = logging.getLogger(__name__)
@@ -50,15 +52,22 @@ _CLOCKS = {
     "postgresql": sa.literal_column("extract(epoch from clock_timestamp())::float8", sa.Double),
 }
 
+_ADD_COUNT = sa.text(
+    "INSERT INTO counters (name, labels, part, value) VALUES (:name, :labels, :part, :value) "
+    "ON CONFLICT (name, labels, part) DO UPDATE SET value = counters.value + excluded.value"
+)
+
 Ring = Callable[[str], None]
 
 
 class Transaction:
-    """An open transaction: its connection, the database's clock, and the pools to wake after the commit."""
+    """An open transaction: its connection, the database's clock, what it counts, and the pools to wake afterwards."""
 
     def __init__(self, conn: Connection) -> None:
         self.conn = conn
         self.rings: list[str] = []
+        # written as the last thing before the commit
+        self.counts = Counts()
 
     @cached_property
     def _now(self) -> float:
@@ -99,6 +108,7 @@ class Database:
         with self._connect({_WRITE: True, _DURABLE: is_durable}) as conn:
             tx = Transaction(conn)
             yield tx
+            _write_counts(conn, tx.counts.amounts)
             if crash_points.is_armed:
                 crash_points.reach(f"{name}.written")
         if crash_points.is_armed:
@@ -107,18 +117,28 @@ class Database:
         if crash_points.is_armed:
             crash_points.reach(f"{name}.rung")
 
+    def add_counts(self, amounts: Mapping[Key, float]) -> None:
+        """Add to the counters and histograms of all processes."""
+        with self.write(is_durable=False) as tx:
+            tx.counts.add(amounts.items())
+
     @contextmanager
     def read(self) -> Iterator[Transaction]:
         """Open a transaction that only reads, on one consistent state (on SQLite)."""
         with self._connect({_WRITE: False}) as conn:
             yield Transaction(conn)
 
+    @property
+    def has_log(self) -> bool:
+        """Whether there is a log that `empty_log` can empty: SQLite's."""
+        return self.engine.dialect.name == "sqlite"
+
     def empty_log(self) -> bool:
         """Bring SQLite's write-ahead log into the file and empty it; False if it is in use, or on PostgreSQL.
 
         What was erased stays readable in the log until then: SQLite reuses its pages only when it comes to them.
         """
-        if self.engine.dialect.name != "sqlite":
+        if not self.has_log:
             return False
         raw = self.engine.raw_connection()
         try:
@@ -161,6 +181,16 @@ class Database:
                 logger.warning("doorbells are slow; %d left to the sweeper", len(pools))
                 return
             self._ring(pool)
+
+
+def _write_counts(conn: Connection, amounts: Mapping[Key, float]) -> None:
+    """Add counts to their rows: last and in one order, so that two transactions never wait for each other."""
+    if amounts:
+        rows = [
+            {"name": name, "labels": json.dumps(labels), "part": part, "value": amounts[name, labels, part]}
+            for name, labels, part in sorted(amounts)
+        ]
+        conn.execute(_ADD_COUNT, rows)
 
 
 def open_database(url: str, ring: Ring | None = None) -> Database:
@@ -268,6 +298,8 @@ def _open_sqlite(url: URL) -> Engine:
             "journal_mode = WAL",
             "foreign_keys = ON",
             "secure_delete = ON",
+            # what a query sorts may hold prompts: never in a file of its own
+            "temp_store = MEMORY",
         ):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()

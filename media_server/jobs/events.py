@@ -1,7 +1,9 @@
 """The append-only, versioned table of events that feeds SSE, webhooks, films and the studio.
 
-Types: job.queued, job.started, job.attempt, job.progress, job.cancel_requested, job.released, job.retry, and one
-terminal `<kind>.completed | failed | cancelled`.
+Types: job.queued, job.started (the first attempt), job.attempt (each later one), job.progress, job.drift (what was
+measured of a segment), job.cancel_requested, job.released, job.retry, and one terminal
+`<kind>.completed | failed | cancelled`. job.position and job.preview are of the moment: http_events.py makes them, and
+they have no row.
 Invariant: events of one family (a root and its children) are numbered in the order of their commits, since whoever
 appends holds the family's lock: a reader that has seen `seq` misses nothing below it.
 """

@@ -12,6 +12,7 @@ from typing import Literal
 
 import sqlalchemy as sa
 
+from media_server.figures import GPU_SECONDS, STORED_BYTES, TOKENS
 from media_server.jobs.database import Database, Transaction
 from media_server.jobs.spec import Job, UsageRecord
 from media_server.jobs.tables import tallies, usage
@@ -132,6 +133,7 @@ def _enter(
             amount=record.amount,
         )
     )
+    _show(tx, record)
     kind = _TALLY_KINDS.get(record.kind)
     if owner_key_id is None or kind is None:
         # limits are those of keys
@@ -141,6 +143,16 @@ def _enter(
     for name in {"", label or ""}:
         for period in periods:
             _add(tx, owner_key_id, name, kind, period, record.amount)
+
+
+def _show(tx: Transaction, record: UsageRecord) -> None:
+    """Count an entry for /metrics."""
+    if record.kind == "gpu_seconds":
+        tx.counts.count(GPU_SECONDS, amount=record.amount)
+    elif record.kind == "storage_bytes":
+        tx.counts.count(STORED_BYTES, amount=record.amount)
+    elif record.kind in ("prompt_tokens", "completion_tokens"):
+        tx.counts.count(TOKENS, record.kind.removesuffix("_tokens"), amount=record.amount)
 
 
 def _add(tx: Transaction, owner_key_id: str, label: str, kind: TallyKind, period: str, amount: float) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import httpx
 import sqlalchemy as sa
 
+from media_server.figures import WEBHOOK_LAG_SECONDS, WEBHOOK_TRIES, WEBHOOK_TRY_SECONDS
 from media_server.ids import new_id
 from media_server.jobs.database import Database, Transaction
 from media_server.jobs.spec import Job
@@ -43,6 +44,8 @@ class Message:
     uncounted: int
     secrets: list[str]
     created_at: float
+    # of the request that made the job
+    traceparent: str | None
 
 
 def enqueue(tx: Transaction, job: Job, event_seq: int, type: str) -> int:
@@ -183,8 +186,8 @@ def claim_due(
             {"now": tx.now()},
         ).all()
         rows = tx.conn.execute(
-            sa.select(outbox, webhook_endpoints)
-            .select_from(both)
+            sa.select(outbox, webhook_endpoints, jobs.c.traceparent)
+            .select_from(both.join(jobs, outbox.c.job_id == jobs.c.id))
             .where(outbox.c.id.in_(taken))
             .order_by(outbox.c.next_at, outbox.c.id)
             .set_label_style(sa.LABEL_STYLE_TABLENAME_PLUS_COL)
@@ -206,6 +209,7 @@ def claim_due(
                     uncounted=row.outbox_uncounted,
                     secrets=secrets,
                     created_at=row.outbox_created_at,
+                    traceparent=row.jobs_traceparent,
                 )
             )
         return messages
@@ -245,6 +249,12 @@ def settle(
         )
         if taken.rowcount == 0:
             return False
+        outcome = "retry" if state == "pending" else state
+        tx.counts.count(WEBHOOK_TRIES, outcome)
+        tx.counts.observe(WEBHOOK_TRY_SECONDS, outcome, seconds=duration_s)
+        # a replay says nothing of how late the first message was
+        if state == "delivered" and not message.uncounted:
+            tx.counts.observe(WEBHOOK_LAG_SECONDS, seconds=max(0.0, now - message.created_at))
         if state != "pending" and tx.conn.scalar(sa.select(jobs.c.deleted_at).where(jobs.c.id == message.job_id)):
             forget_urls(tx, message.job_id)
         tx.conn.execute(

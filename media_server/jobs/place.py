@@ -79,6 +79,13 @@ def place_of_next(tx: Transaction, pool: str, owner_key_id: str | None, priority
     return _read_queue(tx, pool).place(mine, ahead)
 
 
+def eta_of(job: Job, place: Place) -> float | None:
+    """Add what a job itself takes to its wait, in seconds, if both are known."""
+    if place.wait_s is None or job.predicted_gpu_seconds is None:
+        return None
+    return round(place.wait_s + job.predicted_gpu_seconds, 1)
+
+
 def live_workers(tx: Transaction, pool: str) -> int:
     """Count the workers of a pool that were seen lately; at least one, who will be back."""
     seen = sa.and_(models.c.pool == pool, models.c.seen_at > tx.now() - LIVE_S)

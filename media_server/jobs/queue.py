@@ -6,7 +6,7 @@ Invariant: an attempt's number is never given twice, so whoever holds it can be 
 import sqlalchemy as sa
 
 from media_server import films
-from media_server.jobs import events
+from media_server.jobs import events, previews
 from media_server.jobs.database import Database, Transaction
 from media_server.jobs.rows import load
 from media_server.jobs.spec import Claim, Job
@@ -127,6 +127,7 @@ def _take(tx: Transaction, id: str, worker: str, lease_s: float) -> Job | None:
     ).first()
     if taken is None:
         return None
+    previews.forget(tx, id)
     # the one before, if it never said how it ended
     tx.conn.execute(
         attempts.update()

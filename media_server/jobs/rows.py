@@ -56,6 +56,7 @@ def insert(tx: Transaction, spec: JobSpec) -> Job:
         "remixed_from_id": spec.remixed_from_id,
         "predicted_gpu_seconds": spec.predicted_gpu_seconds,
         "predicted_peak_memory_bytes": spec.predicted_peak_memory_bytes,
+        "answer_s": spec.answer_s,
     }
     queue_key = spec.owner_key_id or ""
     tx.conn.execute(jobs.insert().values(**values, queue_key=queue_key))

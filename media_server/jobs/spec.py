@@ -45,6 +45,8 @@ class JobSpec:
     # what it counts against its key's quotas: denoise steps x pixels x frames, and the bytes of its inputs
     work: float = 0.0
     input_bytes: int = 0
+    # of a job that keeps no words: how long an answer in words can be had after its end
+    answer_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ class Job:
     remixed_from_id: str | None
     predicted_gpu_seconds: float | None
     predicted_peak_memory_bytes: int | None
+    answer_s: float | None
+    words_until: float | None
     prompts: dict[str, str] = field(default_factory=dict, repr=False)
 
 
@@ -155,6 +159,15 @@ class Checkpoint:
     attempt: int
     key: str
     data: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Preview:
+    """The latest picture of what an attempt makes: a JPEG, and what it shows (segment, step of steps)."""
+
+    number: int
+    data: dict[str, Any]
+    jpeg: bytes = field(repr=False)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     String,
     Table,
     Text,
@@ -27,6 +28,7 @@ __all__ = [
     "artifacts",
     "attempts",
     "checkpoints",
+    "counters",
     "deliveries",
     "events",
     "garbage",
@@ -37,6 +39,7 @@ __all__ = [
     "metadata",
     "models",
     "outbox",
+    "previews",
     "prompts",
     "turns",
     "usage",
@@ -45,6 +48,7 @@ __all__ = [
 
 
 _IS_DELETED = text("deleted_at IS NOT NULL")
+_HAS_WORDS = text("words_until IS NOT NULL")
 
 
 def list_index(name: str, *columns: str) -> Index:
@@ -102,6 +106,10 @@ jobs = Table(
     # what it was predicted to take when it was admitted
     Column("predicted_gpu_seconds", Double),
     Column("predicted_peak_memory_bytes", BigInteger),
+    # of a job that keeps no words: how long an answer in words can be had after its end; None: it keeps them
+    Column("answer_s", Double),
+    # when its words are erased; None: they are, or are kept
+    Column("words_until", Double),
     # the claim: an owner's next job of a pool, in the order in which it is taken
     Index("ix_jobs_queue", "pool", "status", "queue_key", text("priority DESC"), "created_at", "id"),
     # lapsed leases, and how recently a pool's doorbell rang
@@ -122,6 +130,8 @@ jobs = Table(
     Index("ix_jobs_expires", "expires_at"),
     # rows of deleted jobs, to be removed for good; partial, or SQLite would read lists of all others from it
     Index("ix_jobs_deleted", "deleted_at", sqlite_where=_IS_DELETED, postgresql_where=_IS_DELETED),
+    # words to be erased
+    Index("ix_jobs_words", "words_until", sqlite_where=_HAS_WORDS, postgresql_where=_HAS_WORDS),
     # how much of an owner's waits
     Index("ix_jobs_owner_queue", "queue_key", "status", "pool"),
 )
@@ -188,6 +198,18 @@ events = Table(
     Index("ix_events_job", "job_id", "seq"),
     Index("ix_events_root", "root_id", "seq"),
     sqlite_autoincrement=True,
+)
+
+# the latest picture of each clip that is being made; it goes with its attempt
+previews = Table(
+    "previews",
+    metadata,
+    Column("job_id", String, ForeignKey("jobs.id"), primary_key=True),
+    Column("attempt", Integer, nullable=False),
+    # of the attempt, from 1
+    Column("number", Integer, nullable=False),
+    Column("data", Json, nullable=False),
+    Column("jpeg", LargeBinary, nullable=False),
 )
 
 artifacts = Table(
@@ -279,6 +301,18 @@ tallies = Table(
     Index("ix_tallies_period", "period"),
 )
 
+# what /metrics shows of all processes together; `figures.py` has the names
+counters = Table(
+    "counters",
+    metadata,
+    Column("name", String, primary_key=True),
+    # a JSON list of the labels' values
+    Column("labels", String, primary_key=True),
+    # "" of a counter; of a histogram the upper bound of a bucket, or "sum"
+    Column("part", String, primary_key=True),
+    Column("value", Double, nullable=False),
+)
+
 api_keys = Table(
     "api_keys",
     metadata,
@@ -306,5 +340,7 @@ models = Table(
     Column("card", Json, nullable=False),
     Column("published_at", Double, nullable=False),
     Column("seen_at", Double, nullable=False),
+    # what its worker said of itself when it was seen: bytes of device memory
+    Column("figures", Json),
     Index("ix_models_seen", "seen_at"),
 )

@@ -10,7 +10,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from media_server.errors import JobError
-from media_server.jobs import idempotency, ledger, outbox
+from media_server.figures import JOBS_ENDED
+from media_server.jobs import idempotency, ledger, outbox, previews
 from media_server.jobs.database import Transaction
 from media_server.jobs.events import append
 from media_server.jobs.rows import load
@@ -62,18 +63,31 @@ def end(
     if moved.rowcount == 0:
         return False
     end_attempt(tx, job, outcome or status.value, error)
+    tx.counts.count(JOBS_ENDED, job.kind, status.value)
     ended = load(tx, job.id, with_deleted=True)
     data: dict[str, Any] = {"status": status}
     if error is not None:
         data["error"] = {"code": error.code, "message": error.message}
     type = f"{job.kind}.{status}"
     outbox.enqueue(tx, ended, append(tx, ended, type, data), type)
+    if ended.answer_s is not None:
+        _begin_to_forget(tx, ended)
     if ended.deleted_at is not None:
         erase(tx, ended)
         discard(tx, f"{job.id}/", delay_s=STRAGGLER_S)
     else:
         _discard_attempts(tx, ended)
     return True
+
+
+def _begin_to_forget(tx: Transaction, job: Job) -> None:
+    """Erase the prompts of a job that keeps no words, and say when its family's answers go; words.py has the rest."""
+    assert job.answer_s is not None
+    tx.conn.execute(prompts.delete().where(prompts.c.job_id == job.id))
+    until = tx.now() + job.answer_s
+    # a child that ends after its film brings words that are to go too
+    has_ended = sa.and_(jobs.c.id == job.root_id, jobs.c.completed_at.is_not(None))
+    tx.conn.execute(jobs.update().where(has_ended).values(words_until=until))
 
 
 def requeue(
@@ -124,7 +138,8 @@ def request_cancel(tx: Transaction, job: Job) -> None:
 
 
 def end_attempt(tx: Transaction, job: Job, outcome: str, error: JobError | None = None) -> None:
-    """Close the attempts row of the job's current attempt, if it is open."""
+    """Close the attempts row of the job's current attempt, if it is open; its picture goes with it."""
+    previews.forget(tx, job.id)
     tx.conn.execute(
         attempts.update()
         .where(attempts.c.job_id == job.id, attempts.c.attempt == job.attempt, attempts.c.outcome == "running")

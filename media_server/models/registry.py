@@ -4,6 +4,7 @@ A card stays when its worker goes: jobs for it queue until a worker of its pool 
 model that was published first among those whose workers live.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, overload
 
@@ -73,10 +74,11 @@ def publish(db: Database, card: VideoCard | TextCard, worker: str) -> None:
             )
 
 
-def seen(db: Database, worker: str) -> None:
-    """Refresh the cards of a living worker; call it every 5 s."""
+def seen(db: Database, worker: str, figures: Mapping[str, float] | None = None) -> None:
+    """Refresh the cards of a living worker, and what it says of itself; call it every 5 s."""
+    values = {} if figures is None else {"figures": dict(figures)}
     with db.write() as tx:
-        tx.conn.execute(models.update().where(models.c.worker == worker).values(seen_at=tx.now()))
+        tx.conn.execute(models.update().where(models.c.worker == worker).values(**values, seen_at=tx.now()))
 
 
 def list_cards(db: Database) -> list[Published]:

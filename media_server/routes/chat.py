@@ -170,6 +170,14 @@ def _prompt(
             rule=f"at most {longest_resume_s:g}",
             value=body.resume_s,
         )
+    is_forgotten = owner.answer_s(request.app.state.settings) is not None
+    if body.resume_s is not None and is_forgotten:
+        raise InvalidRequest(
+            "resume_s: no words are kept here, and a stream that can be taken up again is kept.",
+            code="zero_retention",
+            param="resume_s",
+            rule="leave it out",
+        )
     room = card.context_length - len(token_ids)
     if longest is None and room > 0:
         # the model's own default, as far as the context goes; what was asked for is never shortened
@@ -188,6 +196,7 @@ def _prompt(
         trace=request_context(request).traceparent,
         owner_key_id=owner.owner_key_id,
         answer=asdict(answer),
+        is_forgotten=is_forgotten,
     )
 
 
@@ -197,7 +206,8 @@ async def _forward(
     state = request.app.state
     hold_s = remote.TIMEOUT.read or HOLD_S
     meter = await open_meter(state, owner, body.label, body.model or "", new_id("req"), hold_s=hold_s)
-    return await remote.forward(state.settings, path, body, values, meter, state.stopping)
+    trace = request_context(request).traceparent if state.tracing.is_on else None
+    return await remote.forward(state.settings, path, body, values, meter, state.stopping, traceparent=trace)
 
 
 async def _load_model(request: Request, name: str | None) -> TextModel:

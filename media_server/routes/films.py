@@ -71,6 +71,7 @@ async def create_film(request: Request, owner: Owner, asked: Taking) -> Response
                 owner_key_id=owner.owner_key_id,
                 traceparent=request_context(request).traceparent,
                 retention_s=settings.retention_s,
+                answer_s=owner.answer_s(settings),
                 idempotency_key=key,
             )
 
@@ -147,8 +148,8 @@ async def film_content(
     """Send a file of a film, whole or in part (Range, If-Range, ETag)."""
     db: Database = request.app.state.db
     job = await run_in_threadpool(_owned_film, db, film_id, owner)
-    if variant == "storyboard" and job.status is not Status.COMPLETED:
-        # a film that fails later keeps what was made
+    if variant == "storyboard" and (job.status is not Status.COMPLETED or job.answer_s is not None):
+        # a film that fails later keeps what was made; one that keeps no words is joined without it
         job = await run_in_threadpool(_storyboard_of, db, job)
     return await send_artifact(request, job, variant, is_download=download)
 

@@ -280,6 +280,7 @@ def _spec(body: StoryboardRequest, card: VideoCard, request: Request, owner: Cal
         webhook_url=body.webhook_url,
         max_attempts=settings.max_attempts,
         retention_s=settings.retention_s,
+        answer_s=owner.answer_s(settings),
     )
 
 

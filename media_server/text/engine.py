@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from media_server.errors import InvalidRequest, MediaServerError, NotReady
 from media_server.text.messages import (
     ENGINES_KEY,
+    INBOX_S,
     Abort,
     Announcement,
     Failure,
@@ -28,6 +29,7 @@ from media_server.text.messages import (
     engine_key,
     inbox_key,
     meta_key,
+    outbox_key,
 )
 from media_server.text.reading import EngineUnavailable, Entry, Reading
 
@@ -59,6 +61,8 @@ class Prompt:
     trace: str | None = None
     owner_key_id: str | None = None
     answer: dict[str, Any] | None = None
+    # whether nothing of it may outlive the answer
+    is_forgotten: bool = False
 
 
 class AsyncEngineClient:
@@ -73,19 +77,26 @@ class AsyncEngineClient:
         Raises EngineUnavailable if no replica serves the model.
         """
         try:
-            message = _address(prompt, await self._announcements())
+            message = _address(prompt, await self._living())
             await self._send(message)
         except _BROKEN as error:
             raise _no_broker() from error
         return Reading(message.id, message.meta, message=message)
 
+    async def announcements(self) -> list[Announcement] | None:
+        """List the replicas that live; None if Valkey does not answer."""
+        try:
+            return await self._living()
+        except _BROKEN:
+            return None
+
     async def served_models(self) -> set[str]:
         """Name the models that a prompt could be sent to now. Raises EngineUnavailable if the broker is away."""
         try:
-            found = await self._announcements()
+            living = await self._living()
         except _BROKEN as error:
             raise _no_broker() from error
-        return {item.model for item in _able(found)}
+        return {item.model for item in living if not item.is_draining}
 
     async def resume(self, request_id: str, after: int) -> Reading | None:
         """Find a stream to be taken up after event number `after`; None if it is not kept (any more)."""
@@ -104,6 +115,8 @@ class AsyncEngineClient:
             try:
                 reply: Any = await self._redis.xread(reading.position, block=_BLOCK_MS, count=_BATCH)
                 entries = reading.take(reply)
+                if reading.is_over and reading.meta.is_forgotten:
+                    await self._redis.unlink(*_keys_of(reading))
                 for entry in entries:
                     yield entry
                 if not entries:
@@ -127,12 +140,17 @@ class AsyncEngineClient:
                 # the deadline ends it
                 return
 
-    async def _announcements(self) -> Sequence[bytes | str | None]:
+    async def _living(self) -> list[Announcement]:
         names: Any = await self._redis.smembers(ENGINES_KEY)
-        return await self._redis.mget([engine_key(name.decode()) for name in names]) if names else []
+        found = await self._redis.mget([engine_key(name.decode()) for name in sorted(names)]) if names else []
+        return _living(found)
 
     async def _send(self, message: Generate) -> None:
-        await self._redis.xadd(inbox_key(message.meta.engine), {"m": message.model_dump_json()}, maxlen=_INBOX_LENGTH)
+        key = inbox_key(message.meta.engine)
+        pipeline = self._redis.pipeline(transaction=True)
+        pipeline.xadd(key, {"m": message.model_dump_json()}, maxlen=_INBOX_LENGTH)
+        pipeline.expire(key, INBOX_S)
+        await pipeline.execute()
 
 
 class EngineClient:
@@ -146,7 +164,7 @@ class EngineClient:
         try:
             names: Any = self._redis.smembers(ENGINES_KEY)
             found: Any = self._redis.mget([engine_key(name.decode()) for name in names]) if names else []
-            message = _address(prompt, found)
+            message = _address(prompt, _living(found))
             self._send(message)
         except _BROKEN as error:
             raise _no_broker() from error
@@ -161,6 +179,8 @@ class EngineClient:
             try:
                 reply: Any = self._redis.xread(reading.position, block=_BLOCK_MS, count=_BATCH)
                 entries = reading.take(reply)
+                if reading.is_over and reading.meta.is_forgotten:
+                    self._redis.unlink(*_keys_of(reading))
                 yield from entries
                 if not entries:
                     found: Any = self._redis.get(engine_key(reading.meta.engine))
@@ -183,7 +203,11 @@ class EngineClient:
                 return
 
     def _send(self, message: Generate) -> None:
-        self._redis.xadd(inbox_key(message.meta.engine), {"m": message.model_dump_json()}, maxlen=_INBOX_LENGTH)
+        key = inbox_key(message.meta.engine)
+        pipeline = self._redis.pipeline(transaction=True)
+        pipeline.xadd(key, {"m": message.model_dump_json()}, maxlen=_INBOX_LENGTH)
+        pipeline.expire(key, INBOX_S)
+        pipeline.execute()
 
 
 def failure_error(failure: Failure) -> MediaServerError:
@@ -197,9 +221,13 @@ def failure_error(failure: Failure) -> MediaServerError:
     return MediaServerError(failure.message, code=failure.code)
 
 
-def _address(prompt: Prompt, announcements: Sequence[bytes | str | None]) -> Generate:
+def _living(announcements: Sequence[bytes | str | None]) -> list[Announcement]:
+    return [announcement for text in announcements if (announcement := _announcement(text)) is not None]
+
+
+def _address(prompt: Prompt, living: Sequence[Announcement]) -> Generate:
     """Choose the replica with the least to do, and write the message to it."""
-    able = [item for item in _able(announcements) if item.model == prompt.model]
+    able = [item for item in living if item.model == prompt.model and not item.is_draining]
     if not able:
         raise EngineUnavailable(
             f"No engine serves {prompt.model} at the moment; try again.", param="model", value=prompt.model
@@ -223,14 +251,9 @@ def _address(prompt: Prompt, announcements: Sequence[bytes | str | None]) -> Gen
             created=int(time.time()),
             owner_key_id=prompt.owner_key_id,
             answer=prompt.answer or {},
+            is_forgotten=prompt.is_forgotten,
         ),
     )
-
-
-def _able(announcements: Sequence[bytes | str | None]) -> list[Announcement]:
-    """Read the announcements of those replicas that take new requests."""
-    living = [announcement for text in announcements if (announcement := _announcement(text)) is not None]
-    return [item for item in living if not item.is_draining]
 
 
 def _announcement(text: bytes | str | None) -> Announcement | None:
@@ -241,6 +264,10 @@ def _announcement(text: bytes | str | None) -> Announcement | None:
     except ValidationError:
         # a replica of another version
         return None
+
+
+def _keys_of(reading: Reading) -> tuple[str, str]:
+    return outbox_key(reading.request_id), meta_key(reading.request_id)
 
 
 def _abort(reading: Reading) -> str:

@@ -18,6 +18,10 @@ ENGINES_KEY = "ms:engines"
 ANNOUNCE_TTL_S = 10
 # how long a stream is kept after its end if nobody asked to take it up again: a reader may lag
 LINGER_S = 60.0
+# how long one that is to be forgotten outlives its end at most, if its reader has gone
+FORGET_S = 5.0
+# how long a message waits for an engine that does not read: its sender has sent it again long before
+INBOX_S = 60
 
 
 def engine_key(name: str) -> str:
@@ -55,6 +59,9 @@ class Announcement(_Message):
     running: int = 0
     waiting: int = 0
     is_draining: bool = False
+    # token places of its K/V cache, and those in use; None from a release that does not say
+    kv_tokens: int | None = None
+    kv_used_tokens: int | None = None
 
     @property
     def load(self) -> int:
@@ -98,6 +105,8 @@ class RequestMeta(_Message):
     model: str
     created: int
     owner_key_id: str | None = None
+    # its stream is removed when its reader has it all
+    is_forgotten: bool = False
     # the route's own: kind of answer, whether usage was asked for, and so on
     answer: dict[str, Any] = {}
 

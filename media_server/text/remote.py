@@ -59,8 +59,12 @@ async def forward(
     values: Mapping[str, Any],
     meter: Meter,
     stopping: asyncio.Event,
+    *,
+    traceparent: str | None = None,
 ) -> Response:
     """Pass a request on and its answer back; a stream is always asked for its usage, which the meter takes.
+
+    A server that has a `traceparent` puts its own spans under it.
 
     Raises InvalidRequest for a field of ours that the server does not know, EngineUnavailable if it does not answer,
     ServiceStopping if the service stops before it has.
@@ -76,7 +80,8 @@ async def forward(
             payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
         client = open_client(settings)
         try:
-            sending = client.send(client.build_request("POST", path, json=payload), stream=True)
+            headers = {} if traceparent is None else {"traceparent": traceparent}
+            sending = client.send(client.build_request("POST", path, json=payload, headers=headers), stream=True)
             answer = await _unless_stopped(stopping, sending)
         except httpx.HTTPError as error:
             await client.aclose()

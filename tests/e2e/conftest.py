@@ -30,7 +30,7 @@ HAS_MODEL = (ROOT / "assets" / "tiny_wan").is_dir()
 # enough for a test to look at a job, or to kill its worker, while it runs
 SLOW_STEPS = 40 if HAS_MODEL else 200
 LAUNCHER = ROOT / "workers" / "child.py"
-START_S = 200.0
+START_S = 500.0
 # the service itself ends what has not drained within 30 s; a busy machine may take as long again to do so
 STOP_S = 90.0
 _READY = re.compile(r"ready at (\S+)")

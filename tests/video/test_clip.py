@@ -62,6 +62,7 @@ def make(
     report: Callable[[Progress], None] = lambda progress: None,
     keep_segment: Callable[[SegmentFile], None] = lambda segment: None,
     resume: list[SegmentFile] | None = None,
+    found: Callable[[dict[str, Any]], None] | None = None,
     max_frames: int = 81,
     **values: Any,
 ) -> MadeClip:
@@ -79,6 +80,7 @@ def make(
         report=report,
         keep_segment=keep_segment,
         resume=resume,
+        found=found,
     )
 
 
@@ -292,8 +294,12 @@ def test_policy_stop_ends_the_chain_before_the_drifted_segment(
 
     monkeypatch.setattr(clip_module, "compare", darker)
     stop = {**CHAIN, "extend": {**CHAIN["extend"], "on_drift": "stop"}}
-    made = make(models("ti2v"), tmp_path / "out", **stop)
+    found: list[dict[str, Any]] = []
+    made = make(models("ti2v"), tmp_path / "out", found=found.append, **stop)
     assert made.manifest["drift"]["stopped_at_segment"] == 1
+    # told as it is measured, in the words of the report
+    assert [finding.pop("is_stopped") for finding in found] == [False, True]
+    assert found == made.manifest["drift"]["segments"]
     assert len(made.manifest["drift"]["segments"]) == 2
     assert frames_of(made).shape[0] == 9
     reported = make(models("ti2v"), tmp_path / "report", **CHAIN)

@@ -4,6 +4,7 @@ Started as a subprocess by tests/workers/test_video_worker.py. `runs.log` beside
 so that a test sees what reached the program.
 """
 
+import base64
 import json
 import os
 import sys
@@ -32,6 +33,24 @@ def progress(run: dict[str, Any], step: int, total: int, eta_s: float = 0.1) -> 
         progress=100.0 * step / total,
         eta_s=eta_s,
     )
+
+
+def preview(run: dict[str, Any], step: int, total: int) -> None:
+    send(
+        "preview",
+        job_id=run["job_id"],
+        attempt=run["attempt"],
+        segment=0,
+        step=step,
+        total_steps=total,
+        jpeg=base64.b64encode(b"picture %d" % step).decode(),
+    )
+    progress(run, step, total)
+
+
+def drift(run: dict[str, Any]) -> None:
+    finding = {"segment": 1, "drifted": ["luma"], "is_stopped": False}
+    send("drift", job_id=run["job_id"], attempt=run["attempt"], finding=finding)
 
 
 def wait_for_cancel(run: dict[str, Any], eta_s: float | None) -> None:
@@ -97,6 +116,11 @@ def main() -> None:
         elif behaviour in ("wait", "wait long") or (behaviour == "wait at first" and run["attempt"] == 1):
             wait_for_cancel(run, 0.1 if behaviour == "wait" else 600.0)
         elif behaviour == "wait in silence":
+            wait_for_cancel(run, None)
+        elif behaviour == "show, then wait":
+            drift(run)
+            preview(run, 1, 4)
+            preview(run, 2, 4)
             wait_for_cancel(run, None)
         elif behaviour == "finish when told":
             progress(run, 1, 4)

@@ -14,10 +14,11 @@ import pytest
 
 from media_server.artifacts.store import StoredFile, open_artifacts
 from media_server.errors import ConfigurationError, JobError
-from media_server.jobs import claims, store
+from media_server.jobs import claims, previews, store
 from media_server.jobs.database import Database, migrate, open_database
 from media_server.jobs.doorbell import make_celery
-from media_server.jobs.spec import Beat, Claim, Job, JobSpec
+from media_server.jobs.events import read_after
+from media_server.jobs.spec import Beat, Claim, Job, JobSpec, Preview
 from media_server.jobs.states import Status
 from media_server.models.registry import get_card
 from media_server.settings import ModelEntry, Settings
@@ -343,6 +344,25 @@ def test_a_segment_that_comes_too_late_for_its_attempt_goes_again(house: House, 
     assert claims.claim_next(house.db, "video", "another@test:2", 20.0) is not None
     files.keep_segment(0, tmp_path / "segment.mkv", {})
     assert (house.keys(job_id), claims.checkpoints(house.db, job_id)) == ([], [])
+
+
+def test_pictures_and_findings_are_shown_while_a_clip_is_made(house: House) -> None:
+    job_id = house.submit("show, then wait")
+    working = meanwhile(lambda: void(house.work()))
+    wait_until(lambda: (found := previews.find(house.db, job_id)) is not None and found[1].number == 2)
+    found = previews.find(house.db, job_id)
+    assert found == (1, Preview(2, {"segment": 0, "step": 2, "total_steps": 4}, b"picture 2"))
+    told = read_after(house.db, job_id=job_id)
+    assert [event.data for event in told if event.type == "job.drift"] == [
+        {"segment": 1, "drifted": ["luma"], "is_stopped": False}
+    ]
+    # a row names its picture and does not hold it
+    assert [event.data["preview"] for event in told if "preview" in event.data][-1] == 2
+    assert max(len(json.dumps(event.data)) for event in told) < 300
+    store.request_cancel(house.db, job_id)
+    working.join(30)
+    assert house.job(job_id).status is Status.CANCELLED
+    assert previews.find(house.db, job_id) is None
 
 
 def test_drain_gives_back_what_takes_too_long(house: House) -> None:

@@ -65,6 +65,18 @@ def test_keys_are_listed_limited_and_revoked(data: Path) -> None:
         _run(keys.revoke, data, "studio")
 
 
+def test_a_key_may_keep_no_words(data: Path) -> None:
+    made = json.loads(_run(keys.create, data, "studio", "--zero-retention", "--budget", "tokens=5", "--json").stdout)
+    assert made["limits"]["zero_retention"] is True
+    # other limits leave it as it is
+    changed = json.loads(_run(keys.limit, data, "studio", "--queued-jobs", "3", "--json").stdout)
+    assert changed["limits"]["zero_retention"] is True and changed["limits"]["queued_jobs"] == 3
+    assert "zero retention" in " ".join(_run(keys.list_, data).stdout.split())
+    changed = json.loads(_run(keys.limit, data, "studio", "--retention", "--json").stdout)
+    assert "zero_retention" not in changed["limits"] and changed["limits"]["queued_jobs"] == 3
+    assert "zero_retention" not in json.loads(_run(keys.create, data, "plain", "--json").stdout)["limits"]
+
+
 def test_amounts_that_are_none_are_refused(data: Path) -> None:
     for arguments in (("--queued-jobs", "1.5"), ("--storage", "big"), ("--budget", "gold=1")):
         with pytest.raises(InvalidRequest):

@@ -17,7 +17,7 @@ from media_server.models.registry import publish
 
 BOARD = {"v": 1, "title": "A", "shots": [{"index": 0, "prompt": "a red ball", "num_frames": 32}]}
 # what is no job's: whose turn it is, what was used, what is loaded; files without an owner wait for the sweeper
-OTHERS = {"turns", "usage", "tallies", "models", "garbage", "api_keys"}
+OTHERS = {"counters", "turns", "usage", "tallies", "models", "garbage", "api_keys"}
 
 
 def _claim(db: Database, pool: str = "video") -> Claim:
