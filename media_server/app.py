@@ -36,6 +36,7 @@ from media_server.routes import (
     films,
     health,
     jobs,
+    keys,
     models,
     storyboards,
     usage,
@@ -112,12 +113,13 @@ def create_app(settings: Settings) -> FastAPI:
         storyboards,
         batches,
         files,
+        keys,
         usage,
         webhook_endpoints,
         webhook_deliveries,
     ):
         app.include_router(module.router, dependencies=[Depends(identify), Depends(refuse_when_full)])
-    describe(app, bodies=[*BODIES, *WEBHOOK_BODIES, *BATCH_BODIES])
+    describe(app, bodies=[*BODIES, *WEBHOOK_BODIES, *BATCH_BODIES, *keys.BODIES])
     return app
 
 

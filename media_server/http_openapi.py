@@ -31,6 +31,7 @@ TAGS = [
     {"name": "webhooks", "description": "Who is told when a job has ended: OpenAI's endpoints, and the delivery log."},
     {"name": "jobs", "description": "Any job: state, cancelling, events."},
     {"name": "usage", "description": "What was used, by key, film, shot and project label."},
+    {"name": "keys", "description": "API keys and what each may use; for the scope `admin`."},
     {"name": "models", "description": "What is loaded, and its rules."},
     {"name": "health", "description": "Whether the service is up."},
 ]
