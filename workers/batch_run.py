@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import FastAPI
 from pydantic import BaseModel
@@ -115,21 +115,21 @@ class BatchRun:
     async def _ingest(self) -> bool:
         """Read the input file into lines; False if the batch has failed by it."""
         lines = await self._with_beat(self._read)
-        error = None
+        most = self.host.settings.max_batch_lines
+        if lines and len(lines) <= most:
+            await asyncio.to_thread(running.ingest, self.host.db, self.batch, self.host.worker, lines)
+            return True
         if lines is None:
-            error = ("file_not_found", "The input file is not there any more.", "input_file_id", None)
-        elif not lines:
-            error = ("empty_file", _BAD_FILE, "input_file_id", None)
-        elif len(lines) > (most := self.host.settings.max_batch_lines):
+            error: dict[str, Any] = {"code": "file_not_found", "message": "The input file is not there any more."}
+        elif lines:
             message = f"The file has more than {most} requests."
-            error = ("too_many_lines", message, "input_file_id", lines[most].number)
-        if error is not None:
-            said = dict(zip(("code", "message", "param", "line"), error, strict=True))
-            await asyncio.to_thread(running.fail, self.host.db, self.batch.id, self.host.worker, [said])
-            logger.info("batch %s: failed, %s", self.batch.id, error[0])
-            return False
-        await asyncio.to_thread(running.ingest, self.host.db, self.batch, self.host.worker, lines)
-        return True
+            error = {"code": "too_many_lines", "message": message, "line": lines[most].number}
+        else:
+            error = {"code": "empty_file", "message": _BAD_FILE}
+        said = {"param": "input_file_id", "line": None, **error}
+        await asyncio.to_thread(running.fail, self.host.db, self.batch.id, self.host.worker, [said])
+        logger.info("batch %s: failed, %s", self.batch.id, error["code"])
+        return False
 
     def _read(self) -> list[LineSpec] | None:
         """Read every line, and no more than one too many; None if the file is gone."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from media_server.app import begin_stop, create_app
 from media_server.batches import running
+from media_server.batches.store import BatchRow
 from media_server.settings import Settings, load_settings
 from workers.batch_run import BatchRun, Host
 from workers.leases import worker_id
@@ -63,7 +64,7 @@ async def serve(settings: Settings, worker: str, stopping: asyncio.Event) -> Non
         begin_stop(app)
 
 
-async def _claim(host: Host, room: int) -> list[running.BatchRow]:
+async def _claim(host: Host, room: int) -> list[BatchRow]:
     if room <= 0:
         return []
     claim = partial(running.claim, lease_s=host.settings.lease_s, room=room)

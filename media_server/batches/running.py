@@ -178,7 +178,7 @@ def end_unsent(db: Database, batch_id: str, worker: str, code: str, message: str
     """End every line that has made no job; returns how many. Raises BatchLost."""
     table = batch_lines.c
     is_unsent = sa.and_(table.batch_id == batch_id, table.state != "ended", table.job_id.is_(None))
-    number, record = sa.bindparam("line"), sa.bindparam("text")
+    number, record = sa.bindparam("line", type_=sa.Integer), sa.bindparam("text", type_=sa.Text)
     update = batch_lines.update().where(table.batch_id == batch_id, table.number == number)
     count = 0
     while True:

@@ -52,6 +52,7 @@ async def create_batch(request: Request, owner: Owner, asked: Taking) -> Respons
             return await run_in_threadpool(_again, db, owner, key)
         body = parse_body(objects.BatchBody, values)
         check_metadata(body.metadata)
+        lifetime = body.output_expires_after
 
         def create() -> store.BatchRow:
             try:
@@ -75,7 +76,7 @@ async def create_batch(request: Request, owner: Owner, asked: Taking) -> Respons
                 completion_window=body.completion_window,
                 window_s=read_window(body.completion_window),
                 metadata=body.metadata,
-                output_lifetime_s=body.output_expires_after and float(body.output_expires_after.seconds),
+                output_lifetime_s=float(lifetime.seconds) if lifetime is not None else None,
                 traceparent=request_context(request).traceparent,
                 key=key,
             )
