@@ -172,12 +172,13 @@ def _keys(copy: Database) -> Iterator[tuple[str, str | None]]:
     # a finished job's parts are rubbish; one that goes on continues from them
     goes_on = sa.and_(is_kept, jobs.c.completed_at.is_(None))
     of_parts = checkpoints.join(jobs, checkpoints.c.job_id == jobs.c.id)
+    parts = sa.select(checkpoints.c.key).select_from(of_parts).where(goes_on)
     seen: set[str] = set()
     with copy.read() as tx:
         found: list[tuple[str, str | None]] = [
             *tx.conn.execute(sa.select(artifacts.c.key, artifacts.c.sha256).select_from(of_jobs).where(is_kept)),
             *tx.conn.execute(sa.select(files.c.key, files.c.sha256)),
-            *((key, None) for key in tx.conn.scalars(sa.select(checkpoints.c.key).select_from(of_parts).where(goes_on))),
+            *((key, None) for key in tx.conn.scalars(parts)),
         ]
         for params in tx.conn.scalars(sa.select(jobs.c.params).where(is_kept)):
             found += [(key, None) for key in (params.get("inputs") or {}).values()]

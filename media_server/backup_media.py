@@ -98,7 +98,7 @@ class Source:
     def _open(self, path: str) -> IO[bytes]:
         try:
             file = self._tar.extractfile(path) if self._tar is not None else (self._root / path).open("rb")
-        except (KeyError, OSError) as error:
+        except (KeyError, OSError, tarfile.TarError) as error:
             raise _bad(f"{path} is missing") from error
         if file is None:
             raise _bad(f"{path} is no file")
