@@ -29,6 +29,7 @@ from media_server.http_openapi import DESCRIPTION, TAGS, TITLE, describe
 from media_server.http_requests import BODIES
 from media_server.jobs.database import open_database
 from media_server.jobs.doorbell import make_celery, ring
+from media_server.key_objects import BODIES as KEY_BODIES
 from media_server.routes import (
     batches,
     chat,
@@ -119,7 +120,7 @@ def create_app(settings: Settings) -> FastAPI:
         webhook_deliveries,
     ):
         app.include_router(module.router, dependencies=[Depends(identify), Depends(refuse_when_full)])
-    describe(app, bodies=[*BODIES, *WEBHOOK_BODIES, *BATCH_BODIES, *keys.BODIES])
+    describe(app, bodies=[*BODIES, *WEBHOOK_BODIES, *BATCH_BODIES, *KEY_BODIES])
     return app
 
 

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from media_server import http_objects
+from media_server import http_objects, key_objects
 from media_server.batches import objects as batch_objects
 from media_server.http_admission import MAKES_JOBS, MAKES_TEXT
 from media_server.http_errors import PROBLEM_TYPE, Problem
@@ -158,8 +158,11 @@ def _write(app: FastAPI, bodies: list[type[BaseModel]]) -> dict[str, Any]:
     return document
 
 
+_OBJECTS = (http_objects, webhook_objects, batch_objects, key_objects)
+
+
 def _with_examples() -> list[type[BaseModel]]:
-    items = [item for module in (http_objects, webhook_objects, batch_objects) for item in vars(module).values()]
+    items = [item for module in _OBJECTS for item in vars(module).values()]
     found = [item for item in items if isinstance(item, type) and issubclass(item, BaseModel)]
     return [model for model in found if _examples(model)]
 

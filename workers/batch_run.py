@@ -154,7 +154,7 @@ class BatchRun:
         """Send lines while there is room: little of an owner at a time, and never all that its key may have."""
         going_on = await self._do(partial(running.lines_with_jobs, has_ended=False))
         self._count_jobs(len(going_on))
-        room = await self._room(len(going_on))
+        room = await self._room()
         if room <= 0:
             return
         taken = await asyncio.to_thread(
@@ -166,7 +166,7 @@ class BatchRun:
             self._tasks[line.number] = task
             task.add_done_callback(partial(self._sent, line.number))
 
-    async def _room(self, num_jobs: int) -> int:
+    async def _room(self) -> int:
         owner = self.batch.owner_key_id
         room = self.host.settings.batch_lines_at_once - self.host.under_way[owner]
         if owner is None or room <= 0:
@@ -177,11 +177,11 @@ class BatchRun:
             return room
         if ENDPOINTS[self.batch.endpoint] == "job":
             if key.limits.queued_jobs is not None:
-                room = min(room, max(1, key.limits.queued_jobs // 2) - num_jobs - len(self._tasks))
+                room = min(room, max(1, key.limits.queued_jobs // 2) - self.host.under_way[owner])
         elif key.limits.text_streams is not None:
             held = await count_slots(self.host.app.state.redis, owner) or 0
             # one is left for whoever waits for an answer
-            room = min(room, max(1, key.limits.text_streams - 1) - max(held, len(self._tasks)))
+            room = min(room, max(1, key.limits.text_streams - 1) - max(held, self.host.under_way[owner]))
         return room
 
     async def _send(self, line: Line) -> None:

@@ -70,14 +70,17 @@ class LineSpec:
 
 def split(chunks: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
     """Give each line of a file with the byte that it starts at, without its end."""
-    start, rest = 0, b""
+    start, parts = 0, list[bytes]()
     for chunk in chunks:
-        *whole, rest = (rest + chunk).split(b"\n")
-        for line in whole:
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            line = b"".join((*parts, end))
+            parts.clear()
             yield start, line
             start += len(line) + 1
-    if rest:
-        yield start, rest
+        parts.append(rest)
+    if line := b"".join(parts):
+        yield start, line
 
 
 def read_lines(chunks: Iterator[bytes], endpoint: str, *, max_body_bytes: int) -> Iterator[LineSpec]:

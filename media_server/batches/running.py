@@ -19,6 +19,8 @@ from media_server.jobs.tables import batch_lines, batches, jobs
 # of one owner at a time: another's batch is not kept waiting by a hundred of one
 MAX_PER_OWNER = 4
 _ROWS = 500
+# of a line that has not ended
+_OPEN = ("pending", "running")
 _LOOK = 200
 
 
@@ -166,7 +168,7 @@ def end_line(
         hold(tx, batch_id, worker)
         ended = tx.conn.execute(
             batch_lines.update()
-            .where(table.batch_id == batch_id, table.number == number, table.state != "ended")
+            .where(table.batch_id == batch_id, table.number == number, table.state.in_(_OPEN))
             .values(state="ended", is_error=is_error, record=record)
         )
         if ended.rowcount:
@@ -177,7 +179,7 @@ def end_line(
 def end_unsent(db: Database, batch_id: str, worker: str, code: str, message: str) -> int:
     """End every line that has made no job; returns how many. Raises BatchLost."""
     table = batch_lines.c
-    is_unsent = sa.and_(table.batch_id == batch_id, table.state != "ended", table.job_id.is_(None))
+    is_unsent = sa.and_(table.batch_id == batch_id, table.state.in_(_OPEN), table.job_id.is_(None))
     number, record = sa.bindparam("line", type_=sa.Integer), sa.bindparam("text", type_=sa.Text)
     update = batch_lines.update().where(table.batch_id == batch_id, table.number == number)
     count = 0
@@ -216,7 +218,7 @@ def count_open(db: Database, batch_id: str) -> int:
     """Count the lines that have not ended."""
     query = sa.select(sa.func.count()).select_from(batch_lines)
     with db.read() as tx:
-        is_open = sa.and_(batch_lines.c.batch_id == batch_id, batch_lines.c.state != "ended")
+        is_open = sa.and_(batch_lines.c.batch_id == batch_id, batch_lines.c.state.in_(_OPEN))
         return int(tx.conn.scalar(query.where(is_open)) or 0)
 
 

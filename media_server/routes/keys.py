@@ -1,9 +1,8 @@
 """/v1/keys: API keys, for whoever has `admin`: made, listed, changed and revoked as `media-server keys` does it."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
@@ -15,11 +14,9 @@ from media_server.http_openapi import body_of, errors
 from media_server.http_requests import ID_PATTERN, parse_body
 from media_server.http_views import list_page
 from media_server.jobs.database import Database
-from media_server.keys import ApiKey, Scope, change_limits, create_key, list_keys, revoke_key
-from media_server.limits import KeyLimits
-from media_server.validation import RequestModel
+from media_server.key_objects import Key, KeyBody, KeyWithSecret, LimitsBody, key_object
+from media_server.keys import ApiKey, change_limits, create_key, list_keys, revoke_key
 
-_ID = "0192f0c1a5b07cc2a3f44b6f1d2e3c4d"
 _MAX_PART_BYTES = 1 << 16
 
 
@@ -40,94 +37,6 @@ router = APIRouter(prefix="/v1/keys", tags=["keys"], dependencies=[Depends(_admi
 KeyId = Annotated[str, Path(pattern=ID_PATTERN, description="The id of an API key.")]
 
 
-class KeyBody(RequestModel):
-    """A key to be made."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        allow_inf_nan=False,
-        json_schema_extra={
-            "examples": [
-                {
-                    "name": "studio",
-                    "scopes": ["submit", "read"],
-                    "limits": {
-                        "queued_jobs": 100,
-                        "text_streams": 4,
-                        "budgets": [{"kind": "gpu_seconds", "amount": 36000, "per": "month"}],
-                    },
-                }
-            ]
-        },
-    )
-
-    name: str = Field(min_length=1, max_length=100, description="Another one for each key that is valid.")
-    scopes: list[Scope] = Field(["submit", "read"], min_length=1, description="What it may do.")
-    limits: KeyLimits = Field(KeyLimits(), description="What it may use; what is left out is not limited.")
-    lifetime_s: float | None = Field(
-        None, gt=0, le=3.2e9, description="How long it is valid, in seconds; for ever if left out."
-    )
-
-
-class LimitsBody(RequestModel):
-    """What a key may use from now on."""
-
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"limits": {"queued_jobs": 200}}]})
-
-    limits: KeyLimits = Field(description="All of them anew: what is left out is not limited any more.")
-
-
-class Key(BaseModel):
-    """An API key, without the key itself."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "id": f"key_{_ID}",
-                    "object": "key",
-                    "name": "studio",
-                    "prefix": "msk_abcdefghij",
-                    "scopes": ["read", "submit"],
-                    "limits": {
-                        "queued_jobs": 100,
-                        "text_streams": None,
-                        "work_per_day": None,
-                        "storage_bytes": None,
-                        "budgets": [],
-                    },
-                    "created_at": 1764400000,
-                    "last_used_at": None,
-                    "expires_at": None,
-                    "revoked_at": None,
-                }
-            ]
-        }
-    )
-
-    id: str
-    object: str = Field(examples=["key"])
-    name: str
-    prefix: str = Field(description="How the key begins; it names the key too.")
-    scopes: list[Scope]
-    limits: KeyLimits
-    created_at: int
-    last_used_at: int | None = Field(description="To the minute.")
-    expires_at: int | None
-    revoked_at: int | None
-
-
-class KeyWithSecret(Key):
-    """An API key as it is made."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": []})
-
-    key: str = Field(description="The key itself. It is kept nowhere: no other answer tells it.")
-
-
-BODIES: list[type[BaseModel]] = [KeyBody, LimitsBody]
-
-
 @router.post(
     "", response_model=KeyWithSecret, summary="Create an API key", responses=errors(409), openapi_extra=body_of(KeyBody)
 )
@@ -145,7 +54,7 @@ async def create_api_key(request: Request, response: Response) -> KeyWithSecret:
 
     key, text = await run_in_threadpool(create)
     response.headers["cache-control"] = "no-store"
-    return KeyWithSecret(**_fields(key), key=text)
+    return KeyWithSecret(**key_object(key).model_dump(), key=text)
 
 
 @router.get("", response_model=http_objects.ListPage[Key], summary="List API keys")
@@ -160,7 +69,7 @@ async def list_api_keys(
     def read() -> dict[str, object]:
         keys = list_keys(db)
         start = 0 if after is None else 1 + _place_of(keys, after)
-        return list_page([Key(**_fields(key)) for key in keys[start : start + limit]], len(keys) > start + limit)
+        return list_page([key_object(key) for key in keys[start : start + limit]], len(keys) > start + limit)
 
     return await run_in_threadpool(read)
 
@@ -171,7 +80,7 @@ async def retrieve_api_key(request: Request, key_id: KeyId) -> Key:
     keys = await run_in_threadpool(list_keys, request.app.state.db)
     for key in keys:
         if key.id == key_id:
-            return Key(**_fields(key))
+            return key_object(key)
     raise NotFound(f"No key has the id {key_id!r}.", param="key_id", value=key_id)
 
 
@@ -186,13 +95,13 @@ async def update_api_key(request: Request, key_id: KeyId) -> Key:
     """Give a key other limits, which hold from its next request on."""
     async with read_body(request, max_part_bytes=_MAX_PART_BYTES) as values:
         body = parse_body(LimitsBody, values)
-    return Key(**_fields(await run_in_threadpool(change_limits, request.app.state.db, key_id, body.limits)))
+    return key_object(await run_in_threadpool(change_limits, request.app.state.db, key_id, body.limits))
 
 
 @router.delete("/{key_id}", response_model=Key, summary="Revoke an API key", responses=errors(404))
 async def revoke_api_key(request: Request, key_id: KeyId) -> Key:
     """End a key's validity at once, its streams with it; its jobs go on, and its ledger stays."""
-    return Key(**_fields(await run_in_threadpool(revoke_key, request.app.state.db, key_id)))
+    return key_object(await run_in_threadpool(revoke_key, request.app.state.db, key_id))
 
 
 def _place_of(keys: list[ApiKey], after: str) -> int:
@@ -202,18 +111,3 @@ def _place_of(keys: list[ApiKey], after: str) -> int:
     rule = "the id of a key"
     message = f"after: must be {rule}; none has the id {after!r}."
     raise InvalidRequest(message, param="after", rule=rule, value=after)
-
-
-def _fields(key: ApiKey) -> dict[str, Any]:
-    return {
-        "id": key.id,
-        "object": "key",
-        "name": key.name,
-        "prefix": key.prefix,
-        "scopes": sorted(key.scopes),
-        "limits": key.limits,
-        **{
-            name: None if (time := getattr(key, name)) is None else int(time)
-            for name in ("created_at", "last_used_at", "expires_at", "revoked_at")
-        },
-    }

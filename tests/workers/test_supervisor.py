@@ -85,7 +85,7 @@ def test_what_lives_elsewhere_is_not_started(tmp_path: Path) -> None:
         models=(ModelEntry(name="m", kind="text"),),
     )
     names = [child.name for child in plan_children(settings, 7)]
-    assert names == ["api", "storyboards", "media", "deliveries", "sweeper"]
+    assert names == ["api", "storyboards", "media", "batches", "deliveries", "sweeper"]
 
 
 def test_gpus_are_asked_for_only_when_the_settings_leave_them_open(
