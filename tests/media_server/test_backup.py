@@ -22,6 +22,7 @@ from media_server.jobs.database import Database, migrate, open_database
 from media_server.jobs.spec import Job, JobSpec, Result
 from media_server.jobs.tables import jobs
 from media_server.settings import Settings
+from tests.media_server.conftest import POSTGRES_URL
 
 WORKER = "worker@test:1"
 
@@ -259,3 +260,23 @@ def test_a_tar_holds_plain_files_alone(settings: Settings, db: Database, files: 
     assert (tmp_path / "copy.tar").stat().st_mode & 0o077 == 0
     with closing(sqlite3.connect(settings.data_dir / "media-server.db")) as conn:
         assert conn.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+@pytest.mark.skipif(POSTGRES_URL is None, reason="needs MEDIA_SERVER_TEST_POSTGRES_URL")
+def test_with_postgresql_the_files_are_copied_and_the_database_is_pg_dump_s(
+    database_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if database_url.startswith("sqlite"):
+        pytest.skip("covered above")
+    settings = Settings(data_dir=tmp_path / "data", database_url=database_url)
+    with closing(open_database(settings.database)) as db:
+        migrate(db)
+        done = make(db, open_artifacts(settings), b"a clip")
+    monkeypatch.setenv("MEDIA_SERVER_DATABASE_URL", database_url)
+    assert run(["backup", str(tmp_path / "copy"), "--data", str(settings.data_dir), "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["parts"] == ["artifacts"] and "run pg_dump first" in said.err
+    other = Settings(data_dir=tmp_path / "restored")
+    assert restore(other, tmp_path / "copy").parts == ["artifacts"]
+    kept = {str(path.relative_to(other.data_dir)) for path in other.data_dir.rglob("*") if path.is_file()}
+    assert kept == {f"artifacts/{done.id}/1/video.mp4", f"artifacts/{done.id}/inputs/first_frame.png"}
