@@ -78,7 +78,8 @@ class BatchBody(RequestModel):
     endpoint: Endpoint = Field(description="What each line asks for.")
     completion_window: Annotated[str, BeforeValidator(_window)] = Field(
         max_length=5,
-        pattern=r"^[1-9][0-9]{0,3}[mhd]$",
+        # what `read_window` takes, for those who read the schema
+        pattern=r"^(?:[1-9][0-9]{0,3}m|(?:[1-9][0-9]?|[1-6][0-9]{2}|7[01][0-9]|720)h|(?:[1-9]|[12][0-9]|30)d)$",
         description="Lines that have not ended by then end as expired. OpenAI has `24h` alone.",
         examples=["24h"],
     )

@@ -1,6 +1,7 @@
 """The lines of a batch's file: where each stands, and what each rule says of the line that breaks it."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from media_server.batches.lines import PRIORITY, LineSpec, read_lines, request_body, split
+from media_server.batches.objects import BatchBody, read_window
 
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/videos", "body": {"prompt": "p"}}
 
@@ -90,3 +92,16 @@ def test_a_custom_id_stands_once() -> None:
     record = json.loads(second.record or "")
     assert (record["custom_id"], record["line"]) == ("a", 3)
     assert record["error"]["rule"] == "another one for each line; line 1 has it too"
+
+
+@pytest.mark.parametrize("unit", ["m", "h", "d", "s", ""])
+def test_a_window_s_schema_says_what_is_taken(unit: str) -> None:
+    pattern = BatchBody.model_json_schema()["properties"]["completion_window"]["pattern"]
+    for text in (f"{amount}{unit}" for amount in ("0", "01", "-1", "1.5", "10000", "", *map(str, range(1, 10000)))):
+        try:
+            seconds = read_window(text)
+        except ValueError:
+            assert re.search(pattern, text) is None, text
+            continue
+        assert re.search(pattern, text) is not None, text
+        assert seconds == int(text[:-1]) * {"m": 60, "h": 3600, "d": 86400}[unit] <= 30 * 86400
