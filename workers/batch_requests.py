@@ -77,10 +77,12 @@ def _retry_in_s(answer: httpx.Response, tries: int, left_s: float) -> float | No
     """Say when a refused line is worth another try: not if waiting does not help, or not before the batch's end."""
     said = answer.headers.get("retry-after", "")
     wait_s = float(said) if said.isdigit() else None
-    if answer.status_code == 429:
-        # without a time it is a budget that comes back by nobody's waiting
-        return None if wait_s is None or wait_s >= left_s else min(wait_s, _MAX_WAIT_S)
     backoff_s = min(_MAX_WAIT_S, _FIRST_WAIT_S * 2.0 ** min(tries - 1, 10))
+    if answer.status_code == 429:
+        if wait_s is not None:
+            return None if wait_s >= left_s else min(wait_s, _MAX_WAIT_S)
+        # a budget that comes back by nobody's waiting says so; an engine by URL says no time
+        return None if answer.headers.get("x-should-retry") == "false" else backoff_s
     if answer.status_code in (503, 507):
         return max(backoff_s, min(wait_s or 0.0, _MAX_WAIT_S))
     if answer.status_code == 409 and answer.headers.get("x-should-retry") == "true":

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from media_server.artifacts.store import ArtifactStore
 from media_server.batches import files, outputs, running
-from media_server.batches.lines import ENDPOINTS, LineSpec, answered, failed, read_lines, request_body
+from media_server.batches.lines import ENDPOINTS, PRIORITY, LineSpec, answered, failed, read_lines, request_body
 from media_server.batches.running import BatchLost, Line
 from media_server.batches.store import BatchRow
 from media_server.errors import NotFound
@@ -189,7 +189,9 @@ class BatchRun:
         host, batch = self.host, self.batch
         text = await asyncio.to_thread(self._text, line)
         left_s = batch.expires_at - await asyncio.to_thread(_now, host.db)
-        body = request_body(text)
+        # an engine by URL has no priorities
+        is_remote = ENDPOINTS[batch.endpoint] == "text" and host.settings.engine_url is not None
+        body = request_body(text, priority=None if is_remote else PRIORITY)
         answer = await send_line(host.app, batch, host.worker, line.number, body, tries=line.tries, left_s=left_s)
         if answer.retry_in_s is not None:
             logger.info("batch %s line %d: %d, again later", batch.id, line.number, answer.status_code)

@@ -124,11 +124,11 @@ def check(line: BatchLine, endpoint: str) -> None:
         refuse("body.priority", rule, priority)
 
 
-def request_body(text: bytes) -> bytes:
-    """Give the body of a line that was checked, as it is sent."""
+def request_body(text: bytes, *, priority: int | None = PRIORITY) -> bytes:
+    """Give the body of a line that was checked, as it is sent: with this priority if it names none of its own."""
     body: dict[str, Any] = json.loads(text)["body"]
-    if body.get("priority") is None:
-        body["priority"] = PRIORITY
+    if body.get("priority") is None and priority is not None:
+        body["priority"] = priority
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 

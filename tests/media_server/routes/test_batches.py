@@ -25,6 +25,8 @@ from media_server.limits import KeyLimits
 from workers.batch_worker import serve
 from workers.sweeper import sweep_once
 
+pytestmark = pytest.mark.filterwarnings("ignore:The Sora API")
+
 PENDING = ("validating", "in_progress", "finalizing", "cancelling")
 WAIT_S = 60.0
 
@@ -289,7 +291,8 @@ def test_cancel_keeps_what_was_made_and_ends_the_rest(service: Any) -> None:
     assert made["response"]["body"]["id"] == first.job.id
     failed = records(service, batch["error_file_id"])
     assert {record["error"]["code"] for record in failed} == {"batch_cancelled"} and len(failed) == 7
-    assert [record["response"] is None for record in failed].count(True) >= 4
+    # a fifth may have been sent when the first had ended
+    assert [record["response"] is None for record in failed].count(True) in (3, 4)
 
 
 def test_a_batch_past_its_window_expires(service: Any) -> None:
