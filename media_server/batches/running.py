@@ -63,14 +63,18 @@ def claim(db: Database, worker: str, *, lease_s: float, room: int) -> list[Batch
 
 def beat(db: Database, batch_id: str, worker: str, *, lease_s: float) -> BatchRow:
     """Renew a lease and see how the batch stands; one whose time is over ends as expired. Raises BatchLost."""
+    line = batch_lines.c
+    # what has ended in time is complete, also if it is seen a moment later
+    is_open = sa.exists().where(line.batch_id == batch_id, line.state.in_(_OPEN))
     with db.write(is_durable=False) as tx:
         _renew(tx, batch_id, worker, tx.now() + lease_s)
         tx.conn.execute(
             batches.update()
             .where(
                 batches.c.id == batch_id,
-                batches.c.status.in_(("validating", "in_progress")),
+                batches.c.status == "in_progress",
                 batches.c.expires_at <= tx.now(),
+                is_open,
             )
             .values(ending="expired")
         )

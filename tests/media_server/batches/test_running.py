@@ -178,3 +178,15 @@ def test_a_file_that_was_not_kept_is_the_sweepers(db: Database, artifacts: Artif
     with db.read() as tx:
         due = tx.conn.execute(sa.select(garbage.c.prefix, garbage.c.due_at)).all()
         assert [row.prefix for row in due] == ["file_1/"] and due[0].due_at <= tx.now()
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_only_what_is_undone_expires(db: Database, artifacts: ArtifactStore, is_done: bool) -> None:
+    batch = make(db, artifacts, 1)
+    take(db, batch, "w", 1)
+    if is_done:
+        running.end_line(db, batch.id, "w", 1, "{}", is_error=False)
+    assert running.beat(db, batch.id, "w", lease_s=60.0).ending == "completed"
+    with db.write() as tx:
+        tx.conn.execute(batches.update().values(expires_at=tx.now() - 1.0))
+    assert running.beat(db, batch.id, "w", lease_s=60.0).ending == ("completed" if is_done else "expired")
