@@ -15,7 +15,7 @@ from media_server.http_requests import ID_PATTERN, parse_body
 from media_server.http_views import list_page
 from media_server.jobs.database import Database
 from media_server.key_objects import Key, KeyBody, KeyWithSecret, LimitsBody, key_object
-from media_server.keys import ApiKey, change_limits, create_key, list_keys, revoke_key
+from media_server.keys import ApiKey, change_limits, create_key, has_keys, list_keys, revoke_key
 
 _MAX_PART_BYTES = 1 << 16
 
@@ -43,13 +43,18 @@ KeyId = Annotated[str, Path(pattern=ID_PATTERN, description="The id of an API ke
 async def create_api_key(request: Request, response: Response) -> KeyWithSecret:
     """Make a key. The answer alone tells it: it is kept as a hash.
 
-    The first key closes the service to requests without one: make one with `admin` first.
+    The first key closes the service to requests without one, so it must have `admin`: no other could make another.
     """
     db: Database = request.app.state.db
     async with read_body(request, max_part_bytes=_MAX_PART_BYTES) as values:
         body = parse_body(KeyBody, values)
 
     def create() -> tuple[ApiKey, str]:
+        if "admin" not in body.scopes and not has_keys(db):
+            rule = "admin among them, for the first key: no other could make another"
+            raise InvalidRequest(
+                f"scopes: {rule}; got {', '.join(body.scopes)}.", param="scopes", rule=rule, value=body.scopes
+            )
         return create_key(db, body.name, scopes=body.scopes, limits=body.limits, lifetime_s=body.lifetime_s)
 
     key, text = await run_in_threadpool(create)
@@ -98,7 +103,7 @@ async def update_api_key(request: Request, key_id: KeyId) -> Key:
     return key_object(await run_in_threadpool(change_limits, request.app.state.db, key_id, body.limits))
 
 
-@router.delete("/{key_id}", response_model=Key, summary="Revoke an API key", responses=errors(404))
+@router.post("/{key_id}/revoke", response_model=Key, summary="Revoke an API key", responses=errors(404))
 async def revoke_api_key(request: Request, key_id: KeyId) -> Key:
     """End a key's validity at once, its streams with it; its jobs go on, and its ledger stays."""
     return key_object(await run_in_threadpool(revoke_key, request.app.state.db, key_id))

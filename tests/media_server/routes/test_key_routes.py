@@ -30,9 +30,9 @@ def test_a_key_is_made_used_limited_and_revoked(service: Any, admin: dict[str, s
     changed = http.post(f"/v1/keys/{made['id']}", json={"limits": {"queued_jobs": 9}}, headers=admin).json()
     assert changed["limits"]["queued_jobs"] == 9 and changed["limits"]["budgets"] == []
     assert http.post("/v1/videos", json=body, headers=mine).status_code == 200
-    revoked = http.delete(f"/v1/keys/{made['id']}", headers=admin).json()
+    revoked = http.post(f"/v1/keys/{made['id']}/revoke", headers=admin).json()
     assert revoked["revoked_at"] is not None and http.get("/v1/videos", headers=mine).status_code == 401
-    assert http.delete(f"/v1/keys/{made['id']}", headers=admin).status_code == 404
+    assert http.post(f"/v1/keys/{made['id']}/revoke", headers=admin).status_code == 404
     assert http.get(f"/v1/keys/{made['id']}", headers=admin).json() == revoked
     listed = http.get("/v1/keys", headers=admin)
     assert [key["name"] for key in listed.json()["data"]] == ["boss", "studio"] and text not in listed.text
@@ -58,7 +58,7 @@ def test_no_other_key_reaches_them(service: Any, admin: dict[str, str]) -> None:
         ("POST", "/v1/keys", {"name": "more"}),
         ("GET", f"/v1/keys/{key.id}", None),
         ("POST", f"/v1/keys/{key.id}", {"limits": {}}),
-        ("DELETE", f"/v1/keys/{key.id}", None),
+        ("POST", f"/v1/keys/{key.id}/revoke", None),
     ):
         assert service.http.request(method, path, json=body).status_code == 401
         refused = service.http.request(method, path, json=body, headers=mine)
@@ -89,3 +89,13 @@ def test_what_a_key_may_not_be(
     answer = service.http.post("/v1/keys", json=body, headers=admin)
     assert (answer.status_code, answer.json()["param"]) == (status, param)
     assert service.contents()[0]["api_keys"] == 1
+
+
+def test_the_first_key_closes_the_service_and_can_open_it(service: Any) -> None:
+    refused = service.http.post("/v1/keys", json={"name": "mine"})
+    assert (refused.status_code, refused.json()["param"]) == (400, "scopes")
+    assert service.http.get("/v1/keys").json()["data"] == []
+    made = service.http.post("/v1/keys", json={"name": "boss", "scopes": ["admin"]})
+    assert made.status_code == 200 and service.http.get("/v1/keys").status_code == 401
+    boss = {"authorization": f"Bearer {made.json()['key']}"}
+    assert service.http.post("/v1/keys", json={"name": "mine"}, headers=boss).status_code == 200
