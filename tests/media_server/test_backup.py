@@ -22,7 +22,6 @@ from media_server.jobs.database import Database, migrate, open_database
 from media_server.jobs.spec import Job, JobSpec, Result
 from media_server.jobs.tables import jobs
 from media_server.settings import Settings
-from tests.media_server.conftest import POSTGRES_URL
 
 WORKER = "worker@test:1"
 
@@ -262,12 +261,10 @@ def test_a_tar_holds_plain_files_alone(settings: Settings, db: Database, files: 
         assert conn.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
-@pytest.mark.skipif(POSTGRES_URL is None, reason="needs MEDIA_SERVER_TEST_POSTGRES_URL")
+@pytest.mark.parametrize("is_postgres", [True])
 def test_with_postgresql_the_files_are_copied_and_the_database_is_pg_dump_s(
     database_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if database_url.startswith("sqlite"):
-        pytest.skip("covered above")
     settings = Settings(data_dir=tmp_path / "data", database_url=database_url)
     with closing(open_database(settings.database)) as db:
         migrate(db)
