@@ -79,6 +79,8 @@ def test_no_other_key_reaches_them(service: Any, admin: dict[str, str]) -> None:
         ({"name": "n", "lifetime_s": 0}, 400, "lifetime_s"),
         ({"name": "n", "lifetime_s": True}, 400, "lifetime_s"),
         ({"name": "n", "limits": {"queued_jobs": -1}}, 400, "limits.queued_jobs"),
+        ({"name": "n", "limits": {"queued_jobs": True}}, 400, "limits.queued_jobs"),
+        ({"name": "n", "limits": {"budgets": [{"kind": "tokens", "amount": False}]}}, 400, "limits.budgets.0.amount"),
         ({"name": "n", "limits": {"wings": 2}}, 400, "limits.wings"),
         ({"name": "n", "key": "msk_mine"}, 400, "key"),
     ],
