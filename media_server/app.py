@@ -19,6 +19,7 @@ from fastapi.routing import APIRoute
 
 from media_server.artifacts.store import open_artifacts
 from media_server.auth import identify
+from media_server.batches.objects import BODIES as BATCH_BODIES
 from media_server.figures import Recorder
 from media_server.http_admission import QuotaHeadersMiddleware, refuse_when_full
 from media_server.http_context import RequestContextMiddleware
@@ -29,11 +30,15 @@ from media_server.http_openapi import DESCRIPTION, TAGS, TITLE, describe
 from media_server.http_requests import BODIES
 from media_server.jobs.database import open_database
 from media_server.jobs.doorbell import make_celery, ring
+from media_server.key_objects import BODIES as KEY_BODIES
 from media_server.routes import (
+    batches,
     chat,
+    files,
     films,
     health,
     jobs,
+    keys,
     metrics,
     models,
     storyboards,
@@ -115,12 +120,15 @@ def create_app(settings: Settings) -> FastAPI:
         jobs,
         chat,
         storyboards,
+        batches,
+        files,
+        keys,
         usage,
         webhook_endpoints,
         webhook_deliveries,
     ):
         app.include_router(module.router, dependencies=[Depends(identify), Depends(refuse_when_full)])
-    describe(app, bodies=[*BODIES, *WEBHOOK_BODIES])
+    describe(app, bodies=[*BODIES, *WEBHOOK_BODIES, *BATCH_BODIES, *KEY_BODIES])
     return app
 
 

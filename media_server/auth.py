@@ -18,11 +18,22 @@ from starlette.requests import Request
 from media_server.errors import ConfigurationError, Forbidden, NotFound, Unauthorized
 from media_server.jobs.database import Database
 from media_server.jobs.spec import Job, JobKind
-from media_server.keys import SCOPES, Scope, find_key, has_keys, has_valid_keys
+from media_server.keys import SCOPES, Scope, find_key, find_valid_key, has_keys, has_valid_keys
 from media_server.limits import KeyLimits
 from media_server.settings import Settings
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+# where a batch's worker says for whom it sends a request within its own process; no request from outside can set it
+ACTING_FOR = "acting_for"
+
+
+@dataclass(frozen=True)
+class ActingFor:
+    """Whoever has left work to be done later: the id of the key, None for a service without keys."""
+
+    owner_key_id: str | None
 
 
 @dataclass(frozen=True)
@@ -118,6 +129,8 @@ def is_loopback(host: str) -> bool:
 
 def _authenticate(request: Request, settings: Settings) -> Caller:
     db: Database = request.app.state.db
+    if isinstance(acting := request.scope["state"].get(ACTING_FOR), ActingFor):
+        return _caller_of(db, acting)
     scheme, _, text = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and (key := find_key(db, text.strip())) is not None:
         return Caller(key.id, key.scopes, key.limits)
@@ -137,6 +150,20 @@ def _authenticate(request: Request, settings: Settings) -> Caller:
         param="authorization",
         rule="a valid API key",
     )
+
+
+def _caller_of(db: Database, acting: ActingFor) -> Caller:
+    """Find what a key may do now that has left work behind; what no key has left belongs to none."""
+    if acting.owner_key_id is None:
+        return Caller()
+    key = find_valid_key(db, acting.owner_key_id)
+    if key is None:
+        raise Unauthorized(
+            "The API key that sent this was revoked, or is past its end.",
+            param="authorization",
+            rule="a valid API key",
+        )
+    return Caller(key.id, key.scopes, key.limits)
 
 
 def _check_origin(request: Request, settings: Settings) -> None:

@@ -28,12 +28,15 @@ from media_server.http_events import FALLBACK_S, EventFeed
 from media_server.http_views import poll_after_ms
 from media_server.jobs import idempotency, store
 from media_server.jobs.database import Database
-from media_server.jobs.idempotency import HOLD_S, HeldKey, KeptAnswer, KeyedRequest
+from media_server.jobs.idempotency import HOLD_S, HeldKey, HeldLine, Hold, KeptAnswer, KeyedRequest
 from media_server.jobs.spec import Job
 
 MAX_WAIT_S = 60
 _KEY = re.compile(r'"(?P<quoted>(?:[ !#-\[\]-~]|\\["\\]){1,255})"|(?P<bare>[!#-~]{1,255})')
 _WAIT = re.compile(r"wait(?:\s*=\s*(?P<value>\"[^\"]*\"|[^\s,;]*))?\s*(?:;.*)?", re.IGNORECASE)
+
+# where a batch's worker names the line that a request of its own process is
+BATCH_LINE = "batch_line"
 
 Describe = Callable[[Database, Job], BaseModel]
 
@@ -89,12 +92,17 @@ Taking = Annotated[Asked, Depends(read_asked)]
 @contextlib.asynccontextmanager
 async def accepting(
     request: Request, owner: Caller, asked: Asked, values: dict[str, Any], *, status: int = 200
-) -> AsyncIterator[HeldKey | KeptAnswer | None]:
+) -> AsyncIterator[Hold | KeptAnswer | None]:
     """Hold the request's key while it is accepted; gives what it was answered before, if it was, or None without a key.
+
+    A line of a batch is held by its worker already.
 
     `values` is the body's tree, `status` the status of the answer. Raises Unprocessable, StillAccepting or Conflict as
     `hold` does.
     """
+    if isinstance(line := request.scope["state"].get(BATCH_LINE), HeldLine):
+        yield line
+        return
     if asked.key is None:
         yield None
         return
@@ -119,7 +127,7 @@ async def answer_created(
     job: Job,
     describe: Describe,
     asked: Asked,
-    key: HeldKey | None,
+    key: Hold | None,
     *,
     status: int = 200,
     location: str | None = None,
@@ -128,7 +136,7 @@ async def answer_created(
     db: Database = request.app.state.db
     made = await run_in_threadpool(describe, db, job)
     body = made.model_dump_json()
-    if key is not None and job.answer_s is None:
+    if isinstance(key, HeldKey) and job.answer_s is None:
         await run_in_threadpool(idempotency.keep_answer, db, key, body)
     return await _answer(request, job, body, describe, asked, status=status, location=location)
 

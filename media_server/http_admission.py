@@ -13,8 +13,18 @@ from media_server.auth import Caller
 from media_server.quotas import Allowance, standing
 from media_server.text.slots import count_slots
 
-# operations that write a job, and so need room on the disk
-MAKES_JOBS = frozenset({"create_video", "extend_video", "remix_video", "create_film", "create_storyboard"})
+# operations that write a job, or a file for some, and so need room on the disk
+MAKES_JOBS = frozenset(
+    {
+        "create_video",
+        "extend_video",
+        "remix_video",
+        "create_film",
+        "create_storyboard",
+        "create_file",
+        "create_batch",
+    }
+)
 MAKES_TEXT = frozenset({"create_chat_completion", "create_completion"})
 
 

@@ -33,7 +33,7 @@ from media_server.http_requests import ImageReference
 from media_server.ids import new_id
 from media_server.jobs import store
 from media_server.jobs.database import Database, Transaction
-from media_server.jobs.idempotency import HeldKey
+from media_server.jobs.idempotency import Hold
 from media_server.jobs.spec import Job, JobSpec
 from media_server.models.card import VideoCard
 from media_server.models.clip import ClipParams, ExtendRequest, Segments
@@ -84,7 +84,7 @@ class Extras:
     priority: int = 0
     label: str | None = None
     remixed_from_id: str | None = None
-    idempotency_key: HeldKey | None = None
+    idempotency_key: Hold | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
 
 

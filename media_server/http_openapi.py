@@ -10,7 +10,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from media_server import http_objects
+from media_server import http_objects, key_objects
+from media_server.batches import objects as batch_objects
 from media_server.http_admission import MAKES_JOBS, MAKES_TEXT
 from media_server.http_errors import PROBLEM_TYPE, Problem
 from media_server.http_objects import JobEvent
@@ -26,9 +27,11 @@ TAGS = [
     {"name": "films", "description": "From an idea to a film: storyboard, shots, joining."},
     {"name": "storyboards", "description": "From an idea to a list of shots."},
     {"name": "chat", "description": "Text."},
+    {"name": "batches", "description": "Files of requests, run while the service has room: OpenAI's Batch API."},
     {"name": "webhooks", "description": "Who is told when a job has ended: OpenAI's endpoints, and the delivery log."},
     {"name": "jobs", "description": "Any job: state, cancelling, events."},
     {"name": "usage", "description": "What was used, by key, film, shot and project label."},
+    {"name": "keys", "description": "API keys and what each may use; for the scope `admin`."},
     {"name": "models", "description": "What is loaded, and its rules."},
     {"name": "health", "description": "Whether the service is up."},
 ]
@@ -155,8 +158,11 @@ def _write(app: FastAPI, bodies: list[type[BaseModel]]) -> dict[str, Any]:
     return document
 
 
+_OBJECTS = (http_objects, webhook_objects, batch_objects, key_objects)
+
+
 def _with_examples() -> list[type[BaseModel]]:
-    items = [*vars(http_objects).values(), *vars(webhook_objects).values()]
+    items = [item for module in _OBJECTS for item in vars(module).values()]
     found = [item for item in items if isinstance(item, type) and issubclass(item, BaseModel)]
     return [model for model in found if _examples(model)]
 

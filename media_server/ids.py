@@ -8,7 +8,7 @@ from typing import Final, Literal, get_args
 
 import uuid_utils
 
-Prefix = Literal["video", "film", "storyboard", "join", "art", "evt", "req", "whe", "key", "chatcmpl"]
+Prefix = Literal["video", "film", "storyboard", "join", "art", "evt", "req", "whe", "key", "chatcmpl", "file", "batch"]
 PREFIXES: Final[frozenset[str]] = frozenset(get_args(Prefix))
 _ID = re.compile(r"([a-z]+)_[0-9a-f]{32}")
 

@@ -146,6 +146,14 @@ def find_key(db: Database, text: str) -> ApiKey | None:
     return _to_key(row)
 
 
+def find_valid_key(db: Database, id: str) -> ApiKey | None:
+    """Find a key by its id; None if there is none, or if it is revoked or past its end."""
+    with db.read() as tx:
+        row = tx.conn.execute(sa.select(api_keys).where(api_keys.c.id == id)).mappings().first()
+        is_over = row is not None and row["expires_at"] is not None and row["expires_at"] <= tx.now()
+    return None if row is None or is_over or row["revoked_at"] is not None else _to_key(row)
+
+
 def has_keys(db: Database) -> bool:
     """Whether a key was ever made: from then on no request is taken without one."""
     with db.read() as tx:

@@ -7,9 +7,10 @@ Months and days are those of UTC.
 import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from media_server.errors import InvalidRequest
+from media_server.validation import RequestModel
 
 BudgetKind = Literal["gpu_seconds", "tokens"]
 _BUDGET = re.compile(r"(?:(?P<label>.{1,128}):)?(?P<kind>gpu_seconds|tokens)=(?P<amount>[0-9.eE+]+)(?P<month>/month)?")
@@ -17,7 +18,7 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)B?", re.IGNORECASE)
 
 
-class _Part(BaseModel):
+class _Part(RequestModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 

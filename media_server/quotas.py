@@ -65,6 +65,13 @@ def admit(tx: Transaction, spec: JobSpec) -> None:
     _check_work(tx, owner, limits, spec.work)
 
 
+def admit_file(tx: Transaction, owner_key_id: str | None, size_bytes: int) -> None:
+    """Let a file of a key's in. Raises RateLimited if it would pass the bytes that the key may keep."""
+    if owner_key_id is not None:
+        ledger.lock_owner(tx, owner_key_id)
+        _check_storage(tx, owner_key_id, read_limits(tx, owner_key_id), size_bytes)
+
+
 def check_budgets(tx: Transaction, owner_key_id: str, limits: KeyLimits, label: str | None) -> None:
     """Raise RateLimited if a budget that holds for this label is spent."""
     for budget in limits.budgets:

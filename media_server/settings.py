@@ -137,6 +137,11 @@ class Settings(BaseModel):
     # how long the bare row of a deleted job is kept before it goes too; its ledger stays
     keep_deleted_s: Annotated[float, Field(ge=0)] = 7 * 86400.0
 
+    # lines of one batch at most, and how many of one owner are under way at a time: the rest of the service is for
+    # those who wait for an answer
+    max_batch_lines: Annotated[int, Field(ge=1)] = 50_000
+    batch_lines_at_once: Annotated[int, Field(ge=1)] = 4
+
     max_body_bytes: Annotated[int, Field(ge=1)] = 1 << 20
     max_upload_bytes: Annotated[int, Field(ge=1)] = 256 << 20
     # signs the messages to a request's own webhook_url; None: made once and kept in data_dir/webhook-secret

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from media_server.jobs.claims import end_leases
 from media_server.jobs.database import Database
 from media_server.jobs.states import Status
-from media_server.jobs.tables import jobs
+from media_server.jobs.tables import batches, jobs
 from media_server.text.messages import ENGINES_KEY, engine_key
 
 logger = logging.getLogger(__name__)
@@ -42,13 +42,14 @@ def beat_meanwhile(helper: Executor, work: Callable[[], T], beat: Callable[[], N
 
 
 def end_leases_of_the_dead(db: Database) -> int:
-    """End the leases of this machine's processes that live no more; returns how many jobs go on at once.
+    """End the leases of this machine's processes that live no more; returns how many jobs and batches go on at once.
 
     For the one supervisor of a data folder, before it starts its children.
     """
-    query = sa.select(jobs.c.lease_owner).where(jobs.c.status == Status.IN_PROGRESS, jobs.c.lease_owner.is_not(None))
+    of_jobs = sa.select(jobs.c.lease_owner).where(jobs.c.status == Status.IN_PROGRESS, jobs.c.lease_owner.is_not(None))
+    of_batches = sa.select(batches.c.lease_owner).where(batches.c.lease_owner.is_not(None))
     with db.read() as tx:
-        owners = list(tx.conn.scalars(query.distinct()))
+        owners = {*tx.conn.scalars(of_jobs.distinct()), *tx.conn.scalars(of_batches.distinct())}
     return sum(end_leases(db, owner) for owner in owners if owner and _is_dead_here(owner))
 
 

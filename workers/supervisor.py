@@ -240,7 +240,7 @@ def plan_children(settings: Settings, listener_fd: int) -> list[ChildSpec]:
             command: tuple[str, ...] = ("engine", "--name", name, "--model", entry.name, "--device", device)
             command = (*command, "--threads", str(engine_threads))
             children.append(_python_child(name, *command, threads=engine_threads, is_engine=True))
-    for name in ("storyboards", "media"):
+    for name in ("storyboards", "media", "batches"):
         children.append(_python_child(name, name, has_leases=True))
     children.extend(_python_child(name, name) for name in ("deliveries", "sweeper"))
     return children

@@ -20,6 +20,8 @@ from sqlalchemy.exc import OperationalError
 
 from media_server.artifacts.reserve import keep_reserve, with_reserve
 from media_server.artifacts.store import ArtifactStore, open_artifacts
+from media_server.batches import files
+from media_server.batches import store as store_of_batches
 from media_server.jobs import idempotency, store, words
 from media_server.jobs.claims import sweep
 from media_server.jobs.database import Database, is_disk_full, open_database
@@ -82,6 +84,10 @@ def sweep_once(settings: Settings, db: Database, artifacts: ArtifactStore) -> No
     collect_garbage(db, artifacts)
     for job_id in purge(db, keep_s=settings.keep_deleted_s):
         logger.debug("job %s: its rows are gone", job_id)
+    for file_id in files.delete_expired(db):
+        logger.info("file %s: expired and deleted", file_id)
+    for batch_id in store_of_batches.delete_expired(db, keep_s=min(files.KEEP_S, settings.retention_s or files.KEEP_S)):
+        logger.info("batch %s: its row is gone", batch_id)
     forget_days(db)
     idempotency.forget_expired(db)
     log.forget_settled(db)

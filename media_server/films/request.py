@@ -10,7 +10,7 @@ from media_server.errors import InvalidRequest
 from media_server.films.children import TEXT_POOL, child_spec
 from media_server.ids import new_id
 from media_server.jobs.database import Database
-from media_server.jobs.idempotency import HeldKey
+from media_server.jobs.idempotency import Hold
 from media_server.jobs.rows import FILMS_POOL, insert
 from media_server.jobs.spec import Job, JobSpec
 from media_server.models.card import VideoCard
@@ -65,7 +65,7 @@ def submit_film(
     retention_s: float | None = None,
     answer_s: float | None = None,
     id: str | None = None,
-    idempotency_key: HeldKey | None = None,
+    idempotency_key: Hold | None = None,
 ) -> Job:
     """Write a film and its first child, the storyboard, in one transaction.
 

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from media_server.errors import Conflict, Unprocessable
 from media_server.jobs.database import Database, Transaction
-from media_server.jobs.tables import idempotency_keys
+from media_server.jobs.tables import batch_lines, batches, idempotency_keys
 
 # how long a key keeps its answer
 KEEP_S = 86400.0
@@ -38,6 +38,18 @@ class HeldKey:
     request: KeyedRequest
     holder: str
     status_code: int
+
+
+@dataclass(frozen=True)
+class HeldLine:
+    """A line of a batch that a worker runs: what it makes is bound to the line, as to a key that never expires."""
+
+    batch_id: str
+    number: int
+    worker: str
+
+
+Hold = HeldKey | HeldLine
 
 
 @dataclass(frozen=True)
@@ -112,11 +124,14 @@ def renew(db: Database, held: HeldKey) -> None:
         tx.conn.execute(idempotency_keys.update().where(_is_held(held)).values(expires_at=tx.now() + HOLD_S))
 
 
-def bind(tx: Transaction, held: HeldKey, *, made_id: str, response: str | None = None) -> None:
-    """Bind a key to what its request makes, in the transaction that makes it.
+def bind(tx: Transaction, held: Hold, *, made_id: str, response: str | None = None) -> None:
+    """Bind a key, or a line of a batch, to what its request makes, in the transaction that makes it.
 
-    Raises StillAccepting if the key was let go and is another's by now; nothing is made then.
+    Raises StillAccepting if it was let go and is another's by now; nothing is made then.
     """
+    if isinstance(held, HeldLine):
+        _bind_line(tx, held, made_id)
+        return
     bound = tx.conn.execute(
         idempotency_keys.update()
         .where(_is_held(held))
@@ -128,6 +143,25 @@ def bind(tx: Transaction, held: HeldKey, *, made_id: str, response: str | None =
             code="idempotency_key_in_use",
             param="Idempotency-Key",
             rule=_RULE,
+        )
+
+
+def _bind_line(tx: Transaction, held: HeldLine, made_id: str) -> None:
+    line, mine = batch_lines.c, sa.and_(batches.c.id == held.batch_id, batches.c.lease_owner == held.worker)
+    bound = tx.conn.execute(
+        batch_lines.update()
+        .where(
+            line.batch_id == held.batch_id,
+            line.number == held.number,
+            line.state == "running",
+            line.job_id.is_(None),
+            sa.exists().where(mine),
+        )
+        .values(job_id=made_id)
+    )
+    if bound.rowcount == 0:
+        raise StillAccepting(
+            f"Line {held.number} of {held.batch_id} is not this worker's any more.", code="batch_line_taken"
         )
 
 

@@ -56,11 +56,19 @@ def enter_text(
 
 def give_up_storage(tx: Transaction, job: Job) -> None:
     """Take a job's files off the ledger: they are given up. Doing it twice takes nothing more."""
-    kept = tx.conn.scalar(
-        sa.select(sa.func.sum(usage.c.amount)).where(usage.c.job_id == job.id, usage.c.kind == "storage_bytes")
-    )
-    if kept:
+    if kept := _kept_bytes(tx, job.id):
         enter(tx, job, [UsageRecord("storage_bytes", -kept)])
+
+
+def keep_file(tx: Transaction, owner_key_id: str | None, file_id: str, size_bytes: int) -> None:
+    """Enter an uploaded file, or one of a batch, that is kept from now on."""
+    record = UsageRecord("storage_bytes", size_bytes)
+    _enter(tx, owner_key_id, None, record, file_id, file_id, None, None)
+
+
+def give_up_file(tx: Transaction, owner_key_id: str | None, file_id: str) -> None:
+    """Take such a file off the ledger again."""
+    keep_file(tx, owner_key_id, file_id, -_kept_bytes(tx, file_id))
 
 
 def count_work(tx: Transaction, owner_key_id: str, work: float) -> None:
@@ -106,6 +114,11 @@ def month_left_s(now: float) -> float:
     start = datetime.fromtimestamp(now, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     # 32 days after the first of a month lie in the next
     return (start + timedelta(days=32)).replace(day=1).timestamp() - now
+
+
+def _kept_bytes(tx: Transaction, id: str) -> int:
+    query = sa.select(sa.func.sum(usage.c.amount)).where(usage.c.job_id == id, usage.c.kind == "storage_bytes")
+    return int(tx.conn.scalar(query) or 0)
 
 
 def _enter(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from media_server.jobs.idempotency import HeldKey
+from media_server.jobs.idempotency import Hold
 from media_server.jobs.states import Status
 
 JobKind = Literal["video", "film", "storyboard", "join"]
@@ -41,7 +41,7 @@ class JobSpec:
     predicted_gpu_seconds: float | None = None
     predicted_peak_memory_bytes: int | None = None
     # bound by the transaction that writes the job
-    idempotency_key: HeldKey | None = None
+    idempotency_key: Hold | None = None
     # what it counts against its key's quotas: denoise steps x pixels x frames, and the bytes of its inputs
     work: float = 0.0
     input_bytes: int = 0

@@ -9,18 +9,21 @@ from media_server.jobs.queue import has_attempts, is_lapsed, is_waiting
 from media_server.jobs.rows import FILMS_POOL, select
 from media_server.jobs.spec import SweepReport
 from media_server.jobs.states import Status
-from media_server.jobs.tables import jobs
+from media_server.jobs.tables import batches, jobs
 
 
 def end_leases(db: Database, worker: str) -> int:
-    """End the leases of a worker that was seen to die, so that its jobs go on at once; returns how many."""
+    """End the leases of a worker that was seen to die, so that its jobs and batches go on at once.
+
+    Returns how many there were.
+    """
+    count = _release_batches(db, worker)
     with db.read() as tx:
         held = tx.conn.execute(
             sa.select(jobs.c.id, jobs.c.root_id).where(
                 jobs.c.lease_owner == worker, jobs.c.status == Status.IN_PROGRESS
             )
         ).all()
-    count = 0
     for row in held:
         with db.write("end_lease") as tx:
             tx.lock(row.root_id)
@@ -62,6 +65,16 @@ def sweep(db: Database, *, doorbell_s: float) -> SweepReport:
                 films.end_job(tx, job, Status.FAILED, error=error, outcome="lost")
                 lost.append(job.id)
     return SweepReport(lost=lost, cancelled=cancelled, rung=_ring_again(db, doorbell_s))
+
+
+def _release_batches(db: Database, worker: str) -> int:
+    is_held = sa.and_(batches.c.lease_owner == worker, batches.c.ended_at.is_(None))
+    with db.read() as tx:
+        if tx.conn.scalar(sa.select(batches.c.id).where(is_held).limit(1)) is None:
+            return 0
+    with db.write() as tx:
+        freed = tx.conn.execute(batches.update().where(is_held).values(lease_owner=None, lease_until=None))
+        return freed.rowcount
 
 
 def _ring_again(db: Database, doorbell_s: float) -> list[str]:

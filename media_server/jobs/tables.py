@@ -1,8 +1,8 @@
 """Every table of the service, for SQLite and PostgreSQL.
 
 Times are float unix seconds by the database's clock. JSON holds parameters and results, never prompts: those stand
-in `prompts`, which can be erased alone. Those of webhooks stand in `webhook_tables.py`. `migrations/` makes these
-tables; a test holds the two together.
+in `prompts`, which can be erased alone. Those of webhooks stand in `webhook_tables.py`, those of batches and of
+uploaded files in `batch_tables.py`. `migrations/` makes these tables; a test holds the two together.
 """
 
 from sqlalchemy import (
@@ -20,6 +20,7 @@ from sqlalchemy import (
     text,
 )
 
+from media_server.jobs.batch_tables import batch_lines, batches, files
 from media_server.jobs.schema import Json, Serial, metadata
 from media_server.jobs.webhook_tables import deliveries, outbox, webhook_endpoints
 
@@ -27,10 +28,13 @@ __all__ = [
     "api_keys",
     "artifacts",
     "attempts",
+    "batch_lines",
+    "batches",
     "checkpoints",
     "counters",
     "deliveries",
     "events",
+    "files",
     "garbage",
     "idempotency_keys",
     "job_metadata",

@@ -7,7 +7,8 @@ What goes when:
 - an answer to an Idempotency-Key is never kept, only the hash of the request: sent again, it is answered by the job;
 - a film is joined without words: no prompts and no title in its timeline, no captions on its contact sheet;
 - requests for text leave nothing but their stream in Valkey, which its reader removes at its end (text/engine.py); one
-  that asks for `resume_s` is refused.
+  that asks for `resume_s` is refused;
+- batches are refused: their files are words.
 SQLite overwrites what is deleted (secure_delete), and the log is emptied into the file until nothing is left in it;
 only then is `words_until` taken off. Kept are the files that were asked for, ids, parameters in numbers, hashes of
 prompts in manifests, and what a caller gave to be found again: metadata and label, a webhook's URL.

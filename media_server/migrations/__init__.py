@@ -20,9 +20,8 @@ def upgrade(conn: Connection) -> None:
 
     Raises SchemaVersionError if the database is of an unknown revision.
     """
-    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
     current = _current(conn)
-    if current is not None and current not in known:
+    if current is not None and current not in known_revisions():
         raise SchemaVersionError(f"The database is of revision {current}, which this release does not know.")
     config = _config()
     config.attributes["connection"] = conn
@@ -41,6 +40,12 @@ def _config() -> Config:
     # a % in the path would be read as an interpolation
     config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
     return config
+
+
+@cache
+def known_revisions() -> frozenset[str]:
+    """Name every revision that this release can bring to its own."""
+    return frozenset(script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions())
 
 
 @cache

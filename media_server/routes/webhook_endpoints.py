@@ -20,7 +20,7 @@ from media_server.http_views import list_page
 from media_server.ids import new_id
 from media_server.jobs import idempotency
 from media_server.jobs.database import Database, Transaction
-from media_server.jobs.idempotency import HeldKey, KeptAnswer
+from media_server.jobs.idempotency import Hold, KeptAnswer
 from media_server.jobs.outbox import make_payload
 from media_server.settings import Settings
 from media_server.webhooks import endpoints, log, objects
@@ -241,7 +241,7 @@ def _check(request: Request, url: str) -> None:
     check_url(url, param="url", allow_private=settings.allow_private_urls)
 
 
-def _tell_secret(tx: Transaction, endpoint: Endpoint, key: HeldKey | None) -> Response:
+def _tell_secret(tx: Transaction, endpoint: Endpoint, key: Hold | None) -> Response:
     """Answer with an endpoint's secret, and keep that answer for its key, in the transaction that made it."""
     made: BaseModel = endpoint_with_secret(endpoint)
     text = made.model_dump_json()

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 
 from media_server.settings import Settings
 
+# in the data folder
+SECRET_FILE = "webhook-secret"
 SECRET_PREFIX = "whsec_"
 _KEY_BYTES = range(24, 65)
 
@@ -46,7 +48,7 @@ def service_secret(settings: Settings) -> str:
     """Give the secret that signs messages to a request's own `webhook_url`; made on first use, for this user alone."""
     if settings.webhook_secret is not None:
         return settings.webhook_secret
-    path = settings.data_dir / "webhook-secret"
+    path = settings.data_dir / SECRET_FILE
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     if not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

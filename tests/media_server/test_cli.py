@@ -52,7 +52,7 @@ def test_help_says_what_each_command_does_without_importing_it(plugins: dict[str
 
 def test_every_command_of_the_contract_is_installed_and_described() -> None:
     names = {entry.name for entry in entry_points(group=GROUP)}
-    processes = {"up", "api", "worker", "engine", "storyboards", "media", "deliveries", "sweeper"}
+    processes = {"up", "api", "worker", "engine", "storyboards", "media", "deliveries", "sweeper", "batches"}
     asked = {"make", "clip", "chat", "jobs", "cancel", "models", "usage"}
     keys = {"keys.create", "keys.list", "keys.revoke", "keys.limit"}
     assert processes | asked | keys <= names

@@ -26,11 +26,12 @@ def argument(command: tuple[str, ...], name: str) -> str:
 def test_a_machine_without_gpu_runs_one_of_each(tmp_path: Path) -> None:
     children = plan_children(Settings(data_dir=tmp_path, gpus=()), 7)
     names = [child.name for child in children]
-    assert names == ["valkey", "api", "video-0", "engine-0", "storyboards", "media", "deliveries", "sweeper"]
+    assert names == ["valkey", "api", "video-0", "engine-0", "storyboards", "media", "batches", "deliveries", "sweeper"]
     by_name = {child.name: child for child in children}
     assert by_name["api"].pass_fds == (7,) and argument(by_name["api"].command, "--fd") == "7"
     assert argument(by_name["video-0"].command, "--device") == "cpu"
-    assert {name for name, child in by_name.items() if child.has_leases} == {"video-0", "storyboards", "media"}
+    with_leases = {name for name, child in by_name.items() if child.has_leases}
+    assert with_leases == {"video-0", "storyboards", "media", "batches"}
     assert [child.name for child in children if child.is_engine] == ["engine-0"]
 
 
@@ -84,7 +85,7 @@ def test_what_lives_elsewhere_is_not_started(tmp_path: Path) -> None:
         models=(ModelEntry(name="m", kind="text"),),
     )
     names = [child.name for child in plan_children(settings, 7)]
-    assert names == ["api", "storyboards", "media", "deliveries", "sweeper"]
+    assert names == ["api", "storyboards", "media", "batches", "deliveries", "sweeper"]
 
 
 def test_gpus_are_asked_for_only_when_the_settings_leave_them_open(

@@ -80,8 +80,8 @@ def test_sqlite_is_opened_for_many_writers_and_for_this_user_alone(tmp_path: Pat
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
-    def pragma(name: str, **options: bool) -> object:
-        with db.write(**options) as tx:
+    def pragma(name: str, is_durable: bool = True) -> object:
+        with db.write(is_durable=is_durable) as tx:
             return tx.conn.exec_driver_sql(f"PRAGMA {name}").scalar()
 
     assert pragma("journal_mode") == "wal"

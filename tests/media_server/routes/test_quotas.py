@@ -121,6 +121,8 @@ def test_a_disk_that_is_nearly_full_takes_no_jobs(service: Any, monkeypatch: pyt
         ("/v1/videos/extensions", {"json": {**CLIP, "seconds": "1", "video": {"id": queued["id"]}}}),
         ("/v1/films", {"json": {"idea": "a ball"}}),
         ("/v1/storyboards", {"json": {"idea": "a ball"}}),
+        ("/v1/files", {"files": {"file": ("a.jsonl", b"{}")}, "data": {"purpose": "batch"}}),
+        ("/v1/batches", {"json": {"input_file_id": "file_1"}}),
     ):
         refused = service.http.post(path, **arguments)
         assert (refused.status_code, refused.json()["error"]["code"]) == (507, "insufficient_storage"), path
@@ -149,6 +151,8 @@ def test_the_document_says_what_brings_work(service: Any) -> None:
         "remix_video": True,
         "create_film": True,
         "create_storyboard": True,
+        "create_file": True,
+        "create_batch": True,
         "create_chat_completion": False,
         "create_completion": False,
     }

@@ -64,3 +64,18 @@ def test_it_is_no_quota(service: Any) -> None:
     headers = _key(service, "silent", zero_retention=True)
     answer = service.http.post("/v1/videos", json={"prompt": "a"}, headers=headers)
     assert not [name for name in answer.headers if name.startswith("x-ratelimit")]
+
+
+def test_batches_are_refused(service: Any) -> None:
+    silent, plain = _key(service, "silent", zero_retention=True), _key(service, "plain")
+    line = {"custom_id": "1", "method": "POST", "url": "/v1/videos", "body": {"prompt": CANARY}}
+    upload: dict[str, Any] = {"files": {"file": ("lines.jsonl", json.dumps(line))}, "data": {"purpose": "batch"}}
+    before = service.contents()
+    answer = service.http.post("/v1/files", headers=silent, **upload)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "zero_retention")
+    assert service.contents() == before
+    kept = service.http.post("/v1/files", headers=plain, **upload).json()["id"]
+    body = {"input_file_id": kept, "endpoint": "/v1/videos", "completion_window": "24h"}
+    answer = service.http.post("/v1/batches", json=body, headers=silent)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "zero_retention")
+    assert service.http.post("/v1/batches", json=body, headers=plain).status_code == 200

@@ -4,8 +4,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects.postgresql import JSONB
 
-revision = "0005_observed"
-down_revision = "0004_keys_and_ledger"
+revision = "0006_observed"
+down_revision = "0005_batches"
 branch_labels = None
 depends_on = None
 
