@@ -111,8 +111,9 @@ async def submit_clip(
         owner_key_id=owner.owner_key_id,
         priority=extras.priority,
     )
-    # before an image is fetched or decoded for nothing; the row's own transaction asks again
-    await run_in_threadpool(_ask, state.db, admit)
+    if inputs.uploads or inputs.references:
+        # before an image is fetched or decoded for nothing; the row's own transaction asks again
+        await run_in_threadpool(_ask, state.db, admit)
     adjusted = [item.model_dump(mode="json") for item in params.adjusted]
     files = dict(inputs.files)
     for name in [*inputs.uploads, *inputs.references]:

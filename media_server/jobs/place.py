@@ -65,8 +65,9 @@ def places_of(tx: Transaction, page: Sequence[Job]) -> dict[str, Place]:
             between = (jobs.c.priority == job.priority, _place(before) <= _PLACE, _place(job) > _PLACE)
             ahead = ahead.plus(_sum_of(tx, job.pool, _owner(job), *between))
         else:
-            is_earlier = sa.and_(jobs.c.priority == job.priority, _place(job) > _PLACE)
-            ahead = _sum_of(tx, job.pool, _owner(job), sa.or_(jobs.c.priority > job.priority, is_earlier))
+            earlier = (jobs.c.priority == job.priority, _place(job) > _PLACE)
+            ahead = queues[job.pool].above(_owner(job), job.priority)
+            ahead = ahead.plus(_sum_of(tx, job.pool, _owner(job), *earlier))
         before = job
         found[job.id] = queues[job.pool].place(_owner(job), ahead)
     return found
@@ -75,8 +76,8 @@ def places_of(tx: Transaction, page: Sequence[Job]) -> dict[str, Place]:
 def place_of_next(tx: Transaction, pool: str, owner_key_id: str | None, priority: int) -> Place:
     """Find the place that a job would have if its owner submitted it now."""
     mine = owner_key_id or ""
-    ahead = _sum_of(tx, pool, mine, jobs.c.priority >= priority)
-    return _read_queue(tx, pool).place(mine, ahead)
+    queue = _read_queue(tx, pool)
+    return queue.place(mine, queue.above(mine, priority - 1))
 
 
 def eta_of(job: Job, place: Place) -> float | None:
@@ -94,14 +95,26 @@ def live_workers(tx: Transaction, pool: str) -> int:
 
 @dataclass(frozen=True)
 class _Queue:
-    """A pool's queue as a whole: what each owner has in it, in the order of their turns, and what runs."""
+    """A pool's queue as a whole: what each owner has in it, in the order of their turns, and what runs.
+
+    `parts` are each owner's by priority.
+    """
 
     owners: dict[str, _Sum]
+    parts: dict[str, dict[int, _Sum]]
     order: list[str]
     whole: _Sum
     running: _Sum
     remaining_s: float
     num_workers: int
+
+    def above(self, mine: str, priority: int) -> _Sum:
+        """Sum up an owner's jobs of a higher priority."""
+        total = _Sum()
+        for other, part in self.parts.get(mine, {}).items():
+            if other > priority:
+                total = total.plus(part)
+        return total
 
     def place(self, mine: str, own: _Sum) -> Place:
         """Give the place of a job that has `own` of its owner's before it.
@@ -133,12 +146,17 @@ class _Queue:
 def _read_queue(tx: Transaction, pool: str) -> _Queue:
     in_queue = sa.and_(jobs.c.pool == pool, jobs.c.status == Status.QUEUED)
     owners: dict[str, _Sum] = {}
+    parts: dict[str, dict[int, _Sum]] = {}
     whole = _Sum()
-    for key, *figures in tx.conn.execute(
-        sa.select(jobs.c.queue_key, *_FIGURES).where(in_queue).group_by(jobs.c.queue_key)
+    by = (jobs.c.queue_key, jobs.c.priority)
+    # the one pass over the queue, read from an index alone; priorities fall in it
+    for key, priority, *figures in tx.conn.execute(
+        sa.select(*by, *_FIGURES).where(in_queue).group_by(*by).order_by(by[0], by[1].desc())
     ):
-        owners[key] = _Sum().plus(_Sum(*figures))
-        whole = whole.plus(owners[key])
+        part = _Sum().plus(_Sum(*figures))
+        parts.setdefault(key, {})[priority] = part
+        owners[key] = owners.get(key, _Sum()).plus(part)
+        whole = whole.plus(part)
     order = tx.conn.scalars(
         sa.text("SELECT queue_key FROM turns WHERE pool = :pool ORDER BY turn, queue_key"), {"pool": pool}
     )
@@ -152,7 +170,7 @@ def _read_queue(tx: Transaction, pool: str) -> _Queue:
             remaining_s += row.eta_s
         elif row.predicted_gpu_seconds is not None:
             remaining_s += max(0.0, row.predicted_gpu_seconds - (now - (row.started_at or now)))
-    return _Queue(owners, list(order), whole, running, remaining_s, live_workers(tx, pool))
+    return _Queue(owners, parts, list(order), whole, running, remaining_s, live_workers(tx, pool))
 
 
 def _sum_of(tx: Transaction, pool: str, mine: str, *which: sa.ColumnElement[bool]) -> _Sum:

@@ -114,8 +114,11 @@ jobs = Table(
     Column("answer_s", Double),
     # when its words are erased; None: they are, or are kept
     Column("words_until", Double),
-    # the claim: an owner's next job of a pool, in the order in which it is taken
-    Index("ix_jobs_queue", "pool", "status", "queue_key", text("priority DESC"), "created_at", "id"),
+    # the claim: an owner's next job of a pool, in the order in which it is taken; with all that a place is made of
+    Index(
+        "ix_jobs_queue",
+        *("pool", "status", "queue_key", text("priority DESC"), "created_at", "id", "predicted_gpu_seconds"),
+    ),
     # lapsed leases, and how recently a pool's doorbell rang
     Index("ix_jobs_lease", "status", "lease_until"),
     Index("ix_jobs_doorbell", "status", "pool", "doorbell_at"),
