@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from media_server.errors import InvalidRequest, RateLimited
 from media_server.jobs.database import Transaction
-from media_server.jobs.place import live_workers, place_of_next
+from media_server.jobs.place import Place, live_workers, place_of_next
 from media_server.jobs.states import ACTIVE
 from media_server.jobs.tables import jobs
 from media_server.models.card import VideoCard, parse_size
@@ -47,15 +47,14 @@ class Limits:
 
 def admit_clip(
     tx: Transaction, limits: Limits, card: VideoCard, params: ClipParams, *, owner_key_id: str | None, priority: int
-) -> Cost:
-    """Predict what a clip takes, and admit it.
+) -> tuple[Cost, Place]:
+    """Predict what a clip takes, and admit it to its place.
 
     Raises InvalidRequest if it never fits, RateLimited if the queue is too long now.
     """
     cost = predict_cost(tx, card, params)
     _check_cost(limits, card, params, cost)
-    _check_queue(tx, limits, card.pool, owner_key_id, priority)
-    return cost
+    return cost, _check_queue(tx, limits, card.pool, owner_key_id, priority)
 
 
 def admit_film(
@@ -127,18 +126,17 @@ def _check_queue(
     priority: int,
     *,
     further_s: float = 0.0,
-) -> None:
+) -> Place:
     place = place_of_next(tx, pool, owner_key_id, priority)
     if limits.max_queue_jobs is not None and place.waiting >= limits.max_queue_jobs:
         each_s = place.wait_s / place.ahead if place.wait_s is not None and place.ahead else _UNKNOWN_S
         rule = f"at most {limits.max_queue_jobs} jobs wait in a queue"
         _refuse_queue(pool, rule, place.waiting, retry_after_s=each_s)
-    if limits.max_queue_wait_s is None or place.wait_s is None:
-        return
-    wait_s = place.wait_s + further_s
-    if wait_s > limits.max_queue_wait_s:
+    wait_s = (place.wait_s or 0.0) + further_s
+    if limits.max_queue_wait_s is not None and place.wait_s is not None and wait_s > limits.max_queue_wait_s:
         rule = f"a predicted wait of at most {limits.max_queue_wait_s:g} s"
         _refuse_queue(pool, rule, round(wait_s), retry_after_s=wait_s - limits.max_queue_wait_s)
+    return place
 
 
 def _refuse_queue(pool: str, rule: str, value: int, *, retry_after_s: float) -> None:

@@ -34,7 +34,7 @@ from media_server.ids import new_id
 from media_server.jobs import store
 from media_server.jobs.database import Database, Transaction
 from media_server.jobs.idempotency import Hold
-from media_server.jobs.spec import Job, JobSpec
+from media_server.jobs.spec import Job, JobSpec, Place
 from media_server.models.card import VideoCard
 from media_server.models.clip import ClipParams, ExtendRequest, Segments
 from media_server.models.clip_length import find_overlap
@@ -259,7 +259,7 @@ def _last_frame(state: State, owner: Caller, clip_id: str, param: str) -> bytes:
         return path.read_bytes()
 
 
-def _ask(db: Database, admit: Callable[[Transaction], Cost]) -> None:
+def _ask(db: Database, admit: Callable[[Transaction], tuple[Cost, Place]]) -> None:
     with db.read() as tx:
         admit(tx)
 
@@ -270,7 +270,7 @@ def _store(
     spec: JobSpec,
     keys: Mapping[InputName, str],
     files: Mapping[InputName, InputFile],
-    admit: Callable[[Transaction], Cost],
+    admit: Callable[[Transaction], tuple[Cost, Place]],
 ) -> Job:
     input_bytes = 0
     prefix = f"{spec.id}/"
@@ -287,7 +287,9 @@ def _store(
             tx.lock(f"admission:{spec.pool}")
             if files:
                 store.keep_files(tx, prefix)
-            return store.submit_in(tx, replace(spec, input_bytes=input_bytes, **predictions(admit(tx))))
+            cost, place = admit(tx)
+            job = store.submit_in(tx, replace(spec, input_bytes=input_bytes, **predictions(cost)))
+            return replace(job, place=place)
     except BaseException:
         if files:
             artifacts.delete_prefix(prefix)

@@ -5,7 +5,6 @@ Invariant: whatever becomes of an answer, its meter is closed when the request h
 """
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from media_server.errors import Unprocessable
+from media_server.tasks import end_tasks
 from media_server.text.answers import Answer, Whole
 from media_server.text.engine import AsyncEngineClient, Prompt, failure_error
 from media_server.text.messages import TextEvent
@@ -106,10 +106,7 @@ async def _gather(request: Request, answer: Answer, entries: AsyncIterator[Entry
             raise failure_error(failed.error)
         return whole.body()
     finally:
-        for task in (gathering, leaving):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await task
+        await end_tasks(gathering, leaving)
 
 
 async def _wait_until_gone(request: Request) -> None:

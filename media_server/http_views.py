@@ -217,6 +217,8 @@ def _waits(job: Job) -> bool:
 def _place(db: Database, job: Job) -> Place | None:
     if not _waits(job):
         return None
+    if job.place is not None:
+        return job.place
     try:
         return store.find_place(db, job.id)
     except NotFound:

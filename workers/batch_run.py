@@ -30,6 +30,7 @@ from media_server.jobs.states import Status
 from media_server.keys import find_valid_key
 from media_server.routes.storyboards import storyboard_object
 from media_server.settings import Settings
+from media_server.tasks import end_tasks
 from media_server.text.slots import count_slots
 from workers.batch_requests import LineAnswer, send_line
 
@@ -276,11 +277,7 @@ class BatchRun:
                 await asyncio.to_thread(store.request_cancel, self.host.db, line.job_id or "")
 
     async def _break_off(self) -> None:
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await end_tasks(*self._tasks.values())
 
     async def _give_back(self) -> None:
         await self._break_off()

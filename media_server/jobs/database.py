@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -97,6 +98,8 @@ class Database:
         self.engine = engine
         self._ring = ring
         self._is_checked = False
+        # threads of one process hand the turn on at once; SQLite has them sleep and look again, up to 0.1 s at a time
+        self._turn = threading.Lock() if engine.dialect.name == "sqlite" else None
 
     @contextmanager
     def write(self, name: str = "", *, is_durable: bool = True) -> Iterator[Transaction]:
@@ -105,7 +108,7 @@ class Database:
         One that need not be durable may be lost in a power cut, never in a crash of ours. `name` is its crash points'.
         Raises SchemaVersionError if the database is not of this release's revision.
         """
-        with self._connect({_WRITE: True, _DURABLE: is_durable}) as conn:
+        with self._own_turn(), self._connect({_WRITE: True, _DURABLE: is_durable}) as conn:
             tx = Transaction(conn)
             yield tx
             _write_counts(conn, tx.counts.amounts)
@@ -160,6 +163,19 @@ class Database:
     def close(self) -> None:
         """Close every pooled connection."""
         self.engine.dispose()
+
+    @contextmanager
+    def _own_turn(self) -> Iterator[None]:
+        """Wait until no other thread of this process writes; past the limit SQLite says what is wrong."""
+        if self._turn is None:
+            yield
+            return
+        is_held = self._turn.acquire(timeout=BUSY_TIMEOUT_S)
+        try:
+            yield
+        finally:
+            if is_held:
+                self._turn.release()
 
     @contextmanager
     def _connect(self, options: dict[str, bool]) -> Iterator[Connection]:

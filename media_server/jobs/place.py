@@ -10,22 +10,12 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from media_server.jobs.database import Transaction
-from media_server.jobs.spec import Job
+from media_server.jobs.spec import Job, Place
 from media_server.jobs.states import Status
 from media_server.jobs.tables import jobs, models
 from media_server.models.registry import LIVE_S
 
-
-@dataclass(frozen=True)
-class Place:
-    """A place in a queue: jobs that are taken before, jobs of the same owner that wait in all, and the wait.
-
-    `wait_s` is None where nothing is known of what the jobs take.
-    """
-
-    ahead: int
-    waiting: int
-    wait_s: float | None
+__all__ = ["Place", "eta_of", "live_workers", "place_of", "place_of_next", "places_of"]
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,18 @@ class JobSpec:
 
 
 @dataclass(frozen=True)
+class Place:
+    """A place in a queue: jobs that are taken before, jobs of the same owner that wait in all, and the wait.
+
+    `wait_s` is None where nothing is known of what the jobs take.
+    """
+
+    ahead: int
+    waiting: int
+    wait_s: float | None
+
+
+@dataclass(frozen=True)
 class Job:
     """A row of the jobs table, with its prompts."""
 
@@ -100,6 +112,8 @@ class Job:
     answer_s: float | None
     words_until: float | None
     prompts: dict[str, str] = field(default_factory=dict, repr=False)
+    # of a job that has just been admitted; no row has it
+    place: Place | None = None
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from media_server.auth import Caller
 from media_server.jobs import ledger
 from media_server.jobs.database import Database
 from media_server.jobs.spec import UsageRecord
+from media_server.tasks import end_tasks
 from media_server.text.engine import AsyncEngineClient
 from media_server.text.messages import Usage
 from media_server.text.reading import EngineUnavailable, Entry, Reading
@@ -94,8 +95,7 @@ class Meter:
     async def wait_closed(self) -> None:
         """Wait until it is closed; a request whose client has left is entered as far as it was read."""
         if self._following is not None:
-            self._following.cancel()
-            await asyncio.wait([self._following])
+            await end_tasks(self._following)
             # one that had not begun has closed nothing
             await self.close()
         await self._has_closed.wait()

@@ -4,7 +4,6 @@ Bodies are checked by our rules and passed on as they came; answers come back as
 """
 
 import asyncio
-import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator, Iterator, Mapping
 from contextlib import closing
@@ -16,6 +15,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from media_server.errors import InvalidRequest, MediaServerError, ServiceStopping
 from media_server.settings import Settings
+from media_server.tasks import end_tasks
 from media_server.text.messages import Grammar, Usage
 from media_server.text.metering import Meter
 from media_server.text.reading import EngineUnavailable
@@ -277,10 +277,7 @@ async def _unless_stopped(stopping: asyncio.Event, work: Coroutine[Any, Any, T])
             raise ServiceStopping
         return working.result()
     finally:
-        for task in (working, stop):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await task
+        await end_tasks(working, stop)
 
 
 async def _next(frames: AsyncIterator[list[str]]) -> list[str] | None:
