@@ -1,0 +1,68 @@
+"""What decoding, quantised products and their helpers become on cards that are not there."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from kernels.dry_launch import SHARED_LIMIT_BYTES, dry_launches
+from kernels.paged_attention import PagedConfig, paged_attention_triton
+
+BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
+
+
+def paged(
+    heads: int, kv_heads: int, d: int, dv: int, config: PagedConfig, tokens: int | None = None, fp8: bool = False,
+    tree: bool = False, page: int = 64,
+) -> None:
+    k = torch.empty(16, page, kv_heads, d, dtype=BF16)
+    v = k[..., :dv] if d == 576 else torch.empty(16, page, kv_heads, dv, dtype=BF16)
+    scale = torch.ones(kv_heads) if fp8 else None
+    k, v = (x.to(FP8) if fp8 else x for x in (k, v))
+    cu = None if tokens is None else torch.empty(3, dtype=torch.int32)
+    mask = torch.empty(tokens or 0, 64, dtype=torch.bool) if tree else None
+    paged_attention_triton(torch.empty(tokens or 2, heads, d, dtype=BF16), k, v, torch.empty(2, 16, dtype=torch.int32),
+                           torch.empty(2, dtype=torch.int32), scale=0.1, window=None, cu_seqlens_q=cu, tree_mask=mask,
+                           k_scale=scale, v_scale=scale, config=config)
+
+
+DECODE = {"mma", "cp.async"}
+# what is expected of each kernel that a launch compiles, by card; an absent card is not compiled for
+CASES: dict[str, tuple[Callable[[], None], dict[int, list[set[str]]]]] = {
+    "decode with fp8 keys": (
+        lambda: paged(8, 2, 128, 128, PagedConfig(64, 4, 3, 4), fp8=True),
+        {90: [DECODE, set()], 100: [DECODE, set()], 120: [DECODE, set()]}),
+    "decode in pages of 16": (
+        lambda: paged(8, 2, 128, 128, PagedConfig(64, 4, 3, 4), page=16),
+        {90: [DECODE, set()], 100: [DECODE, set()], 120: [DECODE, set()]}),
+    "latents": (
+        lambda: paged(16, 1, 576, 512, PagedConfig(32, 8, 2, 4)),
+        {90: [DECODE, set()], 100: [DECODE, set()], 120: [DECODE, set()]}),
+    "chunk of prefill": (
+        lambda: paged(32, 8, 128, 128, PagedConfig(64, 4, 2, 1, 64), tokens=256),
+        {90: [{"wgmma", "cp.async"}], 100: [{"tcgen05", "cp.async"}], 120: [DECODE]}),
+    "verification": (
+        lambda: paged(32, 8, 128, 128, PagedConfig(64, 4, 2, 1, 64), tokens=64, tree=True),
+        {90: [{"wgmma", "cp.async"}], 100: [{"tcgen05", "cp.async"}], 120: [DECODE]}),
+    "invariant": (
+        lambda: paged(32, 8, 128, 128, PagedConfig(64, 4, 3, None, 16, 1024), tokens=64),
+        {90: [DECODE], 100: [DECODE], 120: [DECODE]}),
+}
+
+
+@pytest.mark.parametrize("arch", [90, 100, 120])
+@pytest.mark.parametrize("name", list(CASES))
+def test_instructions_and_no_spills(name: str, arch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch, expected = CASES[name]
+    if arch not in expected:
+        pytest.skip("this kernel is not for this card")
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+    with dry_launches(arch) as compiled:
+        launch()
+    assert len(compiled) == len(expected[arch])
+    for kernel, kinds in zip(compiled, expected[arch], strict=True):
+        assert kinds <= set(kernel.instructions), kernel
+        assert kernel.stack_bytes == 0, kernel
+        assert kernel.shared_bytes <= SHARED_LIMIT_BYTES[arch], kernel
