@@ -64,7 +64,7 @@ class _DryDriver:
         return GPUTarget("cuda", self.arch, 32)
 
     def get_current_device(self) -> int:
-        return 0
+        return self.arch  # the key of compiled kernels: one card's are not another's
 
     def set_current_device(self, device: int) -> None:
         return None

@@ -8,12 +8,13 @@ MLA (arXiv 2405.04434, absorbed): D = 576, V the first 512 columns of the same c
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 
 from kernels.attention import LOG2_E
-from kernels.dispatch import capability, tl, triton, uses_triton
+from kernels.dispatch import capability, require, tl, triton, uses_triton
 from kernels.paged_torch import paged_attention_reference as paged_attention_reference
 from kernels.paged_torch import paged_attention_torch, validate_paged
 
@@ -27,7 +28,8 @@ class PagedConfig:
 
     block_n: key tokens a step. num_splits: spans a sequence, None for enough to fill the card.
     block_m: rows a tile, None for what the batch needs. span: fixed tokens a span, a multiple of block_n, instead of
-    num_splits: with a fixed block_m too, what one sequence gets does not depend on any other.
+    num_splits: with a fixed block_m too, what one sequence gets does not depend on any other. With a tree block_n is
+    at most 64.
     """
 
     block_n: int = 64
@@ -94,10 +96,11 @@ def _reads(cache: torch.Tensor) -> bool:
 
 @triton.jit
 def _paged_kernel(
-    q, k_cache, v_cache, block_table, context_lens, cu_seqlens_q, tree_mask, sinks, k_scale, v_scale, spans, spans_lse,
+    q, k_cache, v_cache, block_table, context_lens, cu_seqlens_q, tree_mask, tree_words, sinks, k_scale, v_scale,
+    spans, spans_lse,
     stride_qn, stride_qh, stride_kp, stride_kt, stride_kh, stride_vp, stride_vt, stride_vh, stride_tb, stride_mn,
     stride_kc, stride_vc, stride_sn, stride_sh, stride_ss, stride_ln, stride_lh,
-    num_sequences, num_splits, span, tiles, group_size, window, scale_log2, cap_log2,
+    num_words, num_sequences, num_splits, span, tiles, group_size, window, scale_log2, cap_log2,
     D: tl.constexpr, BLOCK_D: tl.constexpr, REST: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_W: tl.constexpr, PAGE: tl.constexpr,
     PACKED: tl.constexpr, SPLIT: tl.constexpr, FIXED_SPAN: tl.constexpr, HAS_WINDOW: tl.constexpr,
@@ -169,9 +172,11 @@ def _paged_kernel(
     row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
     row_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     if HAS_SINKS:
-        if split == 0:
-            row_max = tl.load(sinks + heads, mask=is_row, other=float("-inf")) * 1.4426950408889634
-            row_sum = tl.full([BLOCK_M], 1.0, dtype=tl.float32)
+        # the first span takes the sink in, as a key without a value
+        is_first = split == 0
+        sink = tl.load(sinks + heads, mask=is_row & is_first, other=float("-inf"))
+        row_max = sink * 1.4426950408889634
+        row_sum += tl.where(sink == float("-inf"), 0.0, 1.0)
     table = block_table + sequence.to(tl.int64) * stride_tb
     for n in tl.range(start, end, BLOCK_N):
         tokens = n + offs_n
@@ -199,11 +204,19 @@ def _paged_kernel(
             # tanh(x) = 1 - 2 / (e^2x + 1), right at both infinities
             scores = cap_log2 * (1.0 - 2.0 / (tl.math.exp2(scores / cap_log2 * 2.8853900817779268) + 1.0))
         if HAS_TREE:
-            draft = tokens - prefix
-            is_draft = (draft >= 0) & (draft < n_q) & seen
-            tree = tl.load(tree_mask + rows[:, None] * stride_mn + draft[None, :],
-                           mask=is_row[:, None] & is_draft[None, :], other=0)
-            visible = (seen & (draft < 0))[None, :] | (tree != 0)
+            # each row's 64 bits from this step's first token on, out of the two words that hold them
+            draft = n - prefix
+            word = tl.zeros([BLOCK_M], dtype=tl.int32) + (draft >> 6)
+            shift_right = (draft & 63).to(tl.uint64)
+            row_words = tree_words + rows * num_words + word
+            low = tl.load(row_words, mask=is_row & (word >= 0) & (word < num_words), other=0)
+            high = tl.load(row_words + 1, mask=is_row & (word >= -1) & (word + 1 < num_words), other=0)
+            low = low.to(tl.uint64, bitcast=True)
+            high = high.to(tl.uint64, bitcast=True)
+            bits = (low >> shift_right) | ((high << 1) << (63 - shift_right))
+            is_prefix = seen & (tokens < prefix)
+            in_tree = ((bits[:, None] >> offs_n.to(tl.uint64)[None, :]) & 1) != 0
+            visible = is_prefix[None, :] | (in_tree & (seen & (tokens >= prefix))[None, :])
         elif PACKED:
             visible = seen[None, :] & (tokens[None, :] <= position[:, None])
         else:
@@ -267,19 +280,19 @@ def _join_kernel(
     tl.store(out + row * stride_on + head * stride_oh + offs_d, joined.to(out.dtype.element_ty), mask=offs_d < DV)
 
 
-def default_paged_config(q: torch.Tensor) -> PagedConfig:
-    """Return the launch that q's type and width take; untuned but for 128-wide heads."""
+def default_paged_config(q: torch.Tensor, rows: int = 1) -> PagedConfig:
+    """Return the launch that q's type and width and a sequence's rows (tokens times group) take; untuned."""
+    d = q.shape[-1]
     if q.dtype == torch.float32:
-        return PagedConfig(32 if q.shape[-1] <= 128 else 16, 4, 2)
-    if q.shape[-1] > 256:
-        return PagedConfig(32, 8, 2)
-    return PagedConfig() if q.shape[-1] <= 128 else PagedConfig(32, 4, 2)
+        return PagedConfig(32 if d <= 128 else 16, 4, 2, block_m=16)
+    if d > 128:
+        return PagedConfig(32, 8 if d > 256 else 4, 2, block_m=16)
+    return PagedConfig(64, 8, 2, block_m=64) if rows >= 64 else PagedConfig(block_m=32 if rows > 16 else 16)
 
 
 def invariant_config(q: torch.Tensor) -> PagedConfig:
     """Return the one launch of invariant mode for q's type and width."""
-    config = default_paged_config(q)
-    return PagedConfig(config.block_n, config.num_warps, config.num_stages, None, 16, 1024)
+    return replace(default_paged_config(q), span=1024)
 
 
 def paged_attention_triton(
@@ -306,9 +319,14 @@ def paged_attention_triton(
     out = torch.empty(num_tokens, num_heads, dv, dtype=q.dtype, device=q.device)
     if out.numel() == 0:
         return out
-    config = config or default_paged_config(q)
     group_size = num_heads // kv_heads
-    block_m = config.block_m or _rows_a_tile(num_tokens, batch, group_size, d)
+    rows = max(1, num_tokens // batch) * group_size
+    config = config or default_paged_config(q, rows)
+    require(tree_mask is None or config.block_n <= 64, "paged_attention", "block_n must be at most 64 with a tree",
+            config.block_n)
+    require(config.span is None or config.span % config.block_n == 0, "paged_attention",
+            f"span must be a multiple of block_n {config.block_n}", config.span)
+    block_m = config.block_m or default_paged_config(q, rows).block_m or 16
     tiles = triton.cdiv(group_size, block_m)
     programs = batch * tiles if cu_seqlens_q is None else num_tokens * group_size // block_m + batch
     longest = block_table.shape[1] * page
@@ -328,13 +346,15 @@ def paged_attention_triton(
         rest = d - block_d
     is_shared = (k_cache.data_ptr() == v_cache.data_ptr() and k_cache.stride() == v_cache.stride() and dv == block_d
                  and k_cache.shape[0] > 0)
-    tree = q if tree_mask is None else tree_mask.view(torch.uint8)
+    tree, words = (q, q) if tree_mask is None else (tree_mask.view(torch.uint8), _pack_bits(tree_mask))
     _paged_kernel[(programs, kv_heads, splits)](
         q, k_cache, v_cache, block_table, context_lens, context_lens if cu_seqlens_q is None else cu_seqlens_q, tree,
-        q if sinks is None else sinks, q if k_scale is None else k_scale, q if v_scale is None else v_scale, spans, lse,
+        words, q if sinks is None else sinks, q if k_scale is None else k_scale, q if v_scale is None else v_scale,
+        spans, lse,
         *q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3], block_table.stride(0), tree.stride(0),
         _channel_stride(k_scale), _channel_stride(v_scale), *spans.stride()[:3], *lse.stride()[:2],
-        batch, splits, config.span or 0, tiles, group_size, window or 0, scale * LOG2_E, (soft_cap or 0.0) * LOG2_E,
+        words.shape[1], batch, splits, config.span or 0, tiles, group_size, window or 0, scale * LOG2_E,
+        (soft_cap or 0.0) * LOG2_E,
         D=d, BLOCK_D=block_d, REST=rest, DV=dv, BLOCK_DV=triton.next_power_of_2(dv), BLOCK_M=block_m,
         BLOCK_N=config.block_n, BLOCK_B=max(64, triton.next_power_of_2(batch)),
         BLOCK_W=16 if tree_mask is None else max(16, triton.next_power_of_2(tree_mask.shape[1])), PAGE=page,
@@ -351,9 +371,10 @@ def paged_attention_triton(
     return out
 
 
-def _rows_a_tile(num_tokens: int, batch: int, group_size: int, d: int) -> int:
-    wanted = triton.next_power_of_2(max(1, num_tokens // batch) * group_size)
-    return int(max(16, min(wanted, 64 if d <= 128 else 32 if d <= 256 else 16)))
+def _pack_bits(mask: torch.Tensor) -> torch.Tensor:
+    padded = F.pad(mask, (0, -mask.shape[1] % 64)).unflatten(1, (-1, 64)).long()
+    words: torch.Tensor = (padded << torch.arange(64, device=mask.device)).sum(-1)  # each bit once: no sum carries
+    return words
 
 
 def _channel_stride(scale: torch.Tensor | None) -> int:

@@ -1,5 +1,7 @@
 """`paged_attention` without Triton: what it refuses, its reference, and the faster path that CPUs take."""
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 
@@ -82,8 +84,9 @@ def paged_attention_torch(
         k, v = (_gather(x, c, table, length, q.dtype)[first:].transpose(0, 1)[None]
                 for x, c in ((k_cache, k_scale), (v_cache, v_scale)))
         is_causal = n > 1 and n == length and window is None and tree_mask is None
-        mask = None if is_causal or n == 1 and tree_mask is None else _visible(rows, length, window, tree_mask,
-                                                                              q.device)[:, first:]
+        mask = None
+        if not is_causal and (n > 1 or tree_mask is not None):
+            mask = _visible(rows, length, window, tree_mask, q.device)[:, first:]
         attended = F.scaled_dot_product_attention(q[rows].transpose(0, 1)[None], k, v, mask, is_causal=is_causal,
                                                   scale=scale, enable_gqa=q.shape[1] != k_cache.shape[2])
         attended = attended[0].transpose(0, 1)
@@ -107,7 +110,8 @@ def _gather(
         return cache[pages].flatten(0, 1)[:length].to(dtype)
     codes = cache.view(torch.uint8)[pages].flatten(0, 1)[:length].view(cache.dtype)  # CPU indexes no float8
     wide = torch.promote_types(dtype, torch.float32)
-    return (codes.to(wide) * scale.to(wide).reshape(-1, 1)).to(dtype)
+    values: torch.Tensor = codes.to(wide) * scale.to(wide).reshape(-1, 1)
+    return values.to(dtype)
 
 
 def _visible(
@@ -220,11 +224,12 @@ def _check_contents(
     bad = used & ((block_table < 0) | (block_table >= num_pages))
     if bool(bad.any()):
         b, column = bad.nonzero()[0].tolist()
-        require(False, OP, f"block ids must be in 0..{num_pages - 1}", f"{int(block_table[b, column])} at [{b}, {column}]")
+        require(False, OP, f"block ids must be in 0..{num_pages - 1}",
+                f"{int(block_table[b, column])} at [{b}, {column}]")
     if cu_seqlens_q is None:
         return
     starts = cu_seqlens_q.tolist()
-    counts = [b - a for a, b in zip(starts, starts[1:], strict=False)]
+    counts = [b - a for a, b in itertools.pairwise(starts)]
     require(starts[0] == 0 and starts[-1] == q.shape[0] and all(n >= 0 for n in counts), OP,
             f"cu_seqlens_q must ascend from 0 to {q.shape[0]}", starts)
     for b, (n, length) in enumerate(zip(counts, lengths, strict=True)):

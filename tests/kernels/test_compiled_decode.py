@@ -41,10 +41,10 @@ CASES: dict[str, tuple[Callable[[], None], dict[int, list[set[str]]]]] = {
         lambda: paged(16, 1, 576, 512, PagedConfig(32, 8, 2, 4)),
         {90: [DECODE, set()], 100: [DECODE, set()], 120: [DECODE, set()]}),
     "chunk of prefill": (
-        lambda: paged(32, 8, 128, 128, PagedConfig(64, 4, 2, 1, 64), tokens=256),
+        lambda: paged(32, 8, 128, 128, PagedConfig(64, 8, 2, 1, 64), tokens=256),
         {90: [{"wgmma", "cp.async"}], 100: [{"tcgen05", "cp.async"}], 120: [DECODE]}),
     "verification": (
-        lambda: paged(32, 8, 128, 128, PagedConfig(64, 4, 2, 1, 64), tokens=64, tree=True),
+        lambda: paged(32, 8, 128, 128, PagedConfig(64, 8, 2, 1, 64), tokens=64, tree=True),
         {90: [{"wgmma", "cp.async"}], 100: [{"tcgen05", "cp.async"}], 120: [DECODE]}),
     "invariant": (
         lambda: paged(32, 8, 128, 128, PagedConfig(64, 4, 3, None, 16, 1024), tokens=64),
