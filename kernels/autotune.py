@@ -18,7 +18,7 @@ import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -33,11 +33,7 @@ OPTION_MIN_GAIN = 1.03
 Timer = Callable[[Callable[[], Any]], float]
 
 
-class _Dataclass(Protocol):
-    __dataclass_fields__: dict[str, Any]
-
-
-C = TypeVar("C", bound=_Dataclass)
+C = TypeVar("C")  # a dataclass
 
 
 class Mode(enum.Enum):
@@ -128,7 +124,7 @@ class Tuner:
         if self.mode is Mode.CACHED:
             return shipped
         candidates = [shipped.value, *(c for c in configs if c != shipped.value)]
-        sweep = self._sweep([(dataclasses.asdict(c), c, run) for c in candidates])
+        sweep = self._sweep([(_as_dict(c), c, run) for c in candidates])
         best = min((row for row in sweep if "us" in row), key=lambda row: row["us"], default=None)
         if best is None:
             raise RuntimeError(f"{op} at {bucket(shape)}: no configuration runs on {self.card.name}: "
@@ -187,11 +183,11 @@ class Tuner:
         return f"{self.card.name}|{op}|{dtype}|{bucket(shape)}"
 
     def _entry(self, key: str) -> Any:
-        entry = self._entries.get(key)
+        entry: Any = self._entries.get(key)
         return entry if _is_entry(entry) and entry["versions"] == dict(self.card.versions) else None
 
     def _keep(self, key: str, entry: dict[str, Any]) -> None:
-        entry = {**entry, "card": dataclasses.asdict(self.card)["name"], "arch": self.card.arch,
+        entry = {**entry, "card": self.card.name, "arch": self.card.arch,
                  "versions": dict(self.card.versions), "date": self._today().isoformat()}
         self._entries[key] = entry
         logger.info("autotune: %s: %s at %.1f us, gain %s", key, entry["config"], entry["us"], entry["gain"])
@@ -229,6 +225,10 @@ def _locked(path: Path) -> Iterator[None]:
     with open(path.with_name(path.name + ".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def _as_dict(config: Any) -> dict[str, Any]:
+    return dataclasses.asdict(config)
 
 
 def _from_dict(kind: type[Any], values: Any) -> Any:

@@ -120,7 +120,7 @@ def _visible(
     n = rows.stop - rows.start
     keys = torch.arange(length, device=device)
     places = length - n + torch.arange(n, device=device)
-    visible = keys <= places[:, None]
+    visible: torch.Tensor = keys <= places[:, None]
     if tree_mask is not None:
         tree = tree_mask[rows, :n]
         visible = torch.cat([torch.ones(n, max(length - n, 0), dtype=torch.bool, device=device),
