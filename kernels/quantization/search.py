@@ -1,18 +1,23 @@
 """Which groups of layers to quantise: a search over what the caller measures on its whole model.
 
-Errors of layers can cancel, so scores of single groups do not add up (QEP 2504.09629, IMPQ 2509.15455). Here every
-step is measured on the whole assignment: groups are quantised one after the other, the cheapest in loss for the
-bytes it saves first, then exchanged between in and out for as long as that lowers the loss at the same budget.
-Knows no model: `measure` and `savings` are the caller's.
+Errors of layers can cancel, so scores of single groups do not add up (QEP 2504.09629, IMPQ 2509.15455). Every step
+is measured on the whole assignment: groups are quantised one after the other, the cheapest in loss for the bytes it
+saves first; pairs are measured, as far as measurements go, and assignments that they promise tried (`interactions`);
+the best is improved by exchanges for as long as one helps. Knows no model: `measure` and `savings` are the caller's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
+
+import torch
 
 from kernels.dispatch import require
+from kernels.quantization.interactions import Interactions
 
 Assignment = Mapping[str, str]
 FULL = "full"
+SEEDS = 8
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,12 @@ def search_formats(
         alone = {move: (trial_of({move[0]: move[1]}).loss - full.loss) / savings[move[0]][move[1]] for move in moves}
         order = sorted(moves, key=lambda move: alone[move])
         current = _grow(full, order, savings, trial_of, is_met, max_loss is not None, shortlist)
+        pictured = _picture(order, full, savings, trial_of, max_measurements - len(trials))
+        goals = {"max_loss": max_loss, "min_saved_bytes": min_saved_bytes}
+        for start in [current.formats, *_cancelling_pairs(pictured)]:
+            trial = trial_of(pictured.propose(start, **goals))  # type: ignore[arg-type]
+            if is_met(trial) and (not is_met(current) or rank(trial) < rank(current)):
+                current = trial
         _exchange(current, order, trial_of, can_win, is_met, rank)
     except _OutOfMeasurements:
         ended_by = "max_measurements"
@@ -144,6 +155,30 @@ def _grow(
         if best is None:
             return current
         current = best
+
+
+def _picture(
+    order: Sequence[tuple[str, str]], full: Trial, savings: Mapping[str, Mapping[str, int]],
+    trial_of: Callable[[Mapping[str, str]], Trial], measurements_left: int,
+) -> Interactions:
+    """Measure pairs with half of what is left, those of the costliest moves first: they have most to cancel."""
+    moves = list(order)
+    single = torch.tensor([trial_of({g: name}).loss - full.loss for g, name in moves], dtype=torch.float64)
+    pair = torch.zeros(len(moves), len(moves), dtype=torch.float64)
+    costly = sorted(range(len(moves)), key=lambda i: -float(single[i]))
+    pairs = [(a, b) for a, b in combinations(range(len(moves)), 2) if moves[costly[a]][0] != moves[costly[b]][0]]
+    pairs.sort(key=lambda ab: (ab[1], ab[0]))
+    for a, b in pairs[: measurements_left // 2]:
+        i, j = costly[a], costly[b]
+        loss = trial_of(dict([moves[i], moves[j]])).loss
+        pair[i, j] = pair[j, i] = loss - full.loss - float(single[i] + single[j])
+    saved = torch.tensor([savings[g][name] for g, name in moves], dtype=torch.float64)
+    return Interactions(moves, saved, single, pair, full.loss)
+
+
+def _cancelling_pairs(pictured: Interactions) -> list[dict[str, str]]:
+    pairs = sorted((float(pictured.pair[i, j]), i, j) for i, j in combinations(range(len(pictured.moves)), 2))
+    return [dict([pictured.moves[i], pictured.moves[j]]) for term, i, j in pairs[:SEEDS] if term < 0]
 
 
 def _exchange(
