@@ -15,7 +15,7 @@ from typing import Any
 
 SHARED_LIMIT_BYTES = {90: 232_448, 100: 232_448, 103: 232_448, 120: 101_376}
 INSTRUCTIONS = {"wgmma": r"wgmma\.mma_async", "tcgen05": r"tcgen05\.mma", "mma": r"mma\.sync",
-                "tma": r"cp\.async\.bulk", "cp.async": r"cp\.async\.c[ag]"}
+                "nvfp4": r"mma[^;]*mxf4nvf4", "tma": r"cp\.async\.bulk", "cp.async": r"cp\.async\.c[ag]"}
 
 
 @dataclass(frozen=True)

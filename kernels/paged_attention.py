@@ -173,7 +173,7 @@ def _paged_kernel(
     row_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     if HAS_SINKS:
         # the first span takes the sink in, as a key without a value
-        is_first = split == 0
+        is_first = tl.zeros([BLOCK_M], dtype=tl.int32) + split == 0
         sink = tl.load(sinks + heads, mask=is_row & is_first, other=float("-inf"))
         row_max = sink * 1.4426950408889634
         row_sum += tl.where(sink == float("-inf"), 0.0, 1.0)

@@ -66,13 +66,13 @@ CASES: dict[str, tuple[Callable[[], None], dict[int, list[set[str]]]]] = {
     # natively by sm_100 and sm_120 only
     "W4A4, activations quantised in the product": (
         lambda: w4a4(16, W4A4Config(128, 128, 128, 8, 3, True)),
-        {100: [{"tcgen05"}]}),
+        {100: [{"tcgen05", "nvfp4"}]}),
     "W4A4, activations quantised before it": (
         lambda: w4a4(256, W4A4Config(128, 128, 256, 8, 3, False)),
-        {100: [set(), {"tcgen05", "cp.async"}]}),
+        {100: [set(), {"tcgen05", "nvfp4", "cp.async"}]}),
     "W4A4, scales as they are": (
         lambda: w4a4(256, W4A4Config(128, 128, 128, 8, 2, False), False),
-        {100: [set(), {"tcgen05", "cp.async"}], 120: [set(), {"mma", "cp.async"}]}),
+        {100: [set(), {"tcgen05", "nvfp4", "cp.async"}], 120: [set(), {"mma", "nvfp4", "cp.async"}]}),
 }
 
 

@@ -128,7 +128,7 @@ def test_keys_and_values_of_different_widths(d: int, dv: int) -> None:
 def test_sinks_and_soft_cap(num_splits: int) -> None:
     k, v, table = cache(3, 200, 64, 2, 64, torch.float32)
     q = torch.randn(3, 4, 64) * 20  # scores that the cap bends
-    options = {"sinks": torch.tensor([3.0, -40.0, float("-inf"), 60.0]), "soft_cap": 30.0}
+    options: dict[str, Any] = {"sinks": torch.tensor([3.0, -40.0, float("-inf"), 60.0]), "soft_cap": 30.0}
     out = check(q, k, v, table, [200, 1, 0], PagedConfig(64, 4, 2, num_splits), **options)
     assert not out[2].any()
     assert not torch.allclose(out, check(q, k, v, table, [200, 1, 0], PagedConfig(64, 4, 2, num_splits)), atol=1e-3)
