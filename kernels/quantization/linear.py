@@ -13,8 +13,16 @@ from torch import nn
 
 from kernels.dispatch import can_run_triton, capability, require
 from kernels.quantization.fp8 import FP8Tensor, Per, dequantize_fp8, fp8_linear, quantize_fp8
-from kernels.quantization.nvfp4 import E2M1_MAX, NVFP4Tensor, dequantize_nvfp4, nvfp4_linear, quantize_nvfp4
-from kernels.quantization.nvfp4 import E4M3_MAX as NVFP4_SCALE_MAX
+from kernels.quantization.nvfp4 import (
+    E2M1_MAX,
+    E4M3_MAX,
+    GemmConfig,
+    GemvConfig,
+    NVFP4Tensor,
+    dequantize_nvfp4,
+    nvfp4_linear,
+    quantize_nvfp4,
+)
 from kernels.quantization.nvfp4_scales import swizzle_scales
 from kernels.quantization.nvfp4_w4a4 import nvfp4_w4a4_linear
 
@@ -29,6 +37,7 @@ class QuantizedLinear(nn.Module):
     codes, scales, global_scale: W as NVFP4Tensor has it; for FP8 codes and scales (`[]` or `[N]`), no global_scale.
     input_scale: `[]` fp32, needed by nvfp4_w4a4, optional for fp8 (None: one a token).
     caches_decoded: on devices without Triton keep the decoded weight after the first call (16 or 32 bits a weight).
+    gemv_config, gemm_config: launches of the "nvfp4" product that `autotune` chose, None for the shipped ones.
     """
 
     def __init__(
@@ -51,6 +60,8 @@ class QuantizedLinear(nn.Module):
                                                                                   input_scale.dtype))
         self.format: Format = format
         self.caches_decoded = caches_decoded
+        self.gemv_config: GemvConfig | None = None
+        self.gemm_config: GemmConfig | None = None
         self._decoded: torch.Tensor | None = None
         self._swizzled: torch.Tensor | None = None  # the scales as Blackwell reads them
         self.out_features, self.in_features = weight.shape
@@ -80,11 +91,11 @@ class QuantizedLinear(nn.Module):
         input_scale = None
         quantized: NVFP4Tensor | FP8Tensor
         if format.startswith("nvfp4"):
-            quantized = quantize_nvfp4(weight, _positive(weight_amax, E2M1_MAX * NVFP4_SCALE_MAX))
-            input_scale = _positive(input_amax, E2M1_MAX * NVFP4_SCALE_MAX)
+            quantized = quantize_nvfp4(weight, _positive(weight_amax, E2M1_MAX * E4M3_MAX))
+            input_scale = _positive(input_amax, E2M1_MAX * E4M3_MAX)
         else:
-            quantized = quantize_fp8(weight, per=per, scale=_positive(weight_amax, NVFP4_SCALE_MAX))
-            input_scale = _positive(input_amax, NVFP4_SCALE_MAX)
+            quantized = quantize_fp8(weight, per=per, scale=_positive(weight_amax, E4M3_MAX))
+            input_scale = _positive(input_amax, E4M3_MAX)
         return cls(format, quantized, bias=bias, input_scale=input_scale, caches_decoded=caches_decoded)
 
     @property
@@ -120,7 +131,9 @@ class QuantizedLinear(nn.Module):
             if self._swizzled is None and sm is not None and sm >= (10, 0):
                 self._swizzled = swizzle_scales(weight.scales)
             return nvfp4_w4a4_linear(x, weight, self.input_scale, swizzled=self._swizzled)
-        return self._by_cache(x) if self._uses_cache(x) else nvfp4_linear(x, weight)
+        if self._uses_cache(x):
+            return self._by_cache(x)
+        return nvfp4_linear(x, weight, gemv=self.gemv_config, gemm=self.gemm_config)
 
     def _uses_cache(self, x: torch.Tensor) -> bool:
         return self.caches_decoded and not can_run_triton(x.device) and x.shape[-1] == self.in_features

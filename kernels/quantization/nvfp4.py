@@ -82,15 +82,19 @@ def dequantize_nvfp4(weight: NVFP4Tensor, dtype: torch.dtype = torch.float32) ->
     return (table[codes] * scales).to(dtype)
 
 
-def nvfp4_linear(x: torch.Tensor, weight: NVFP4Tensor) -> torch.Tensor:
+def nvfp4_linear(
+    x: torch.Tensor, weight: NVFP4Tensor, *, gemv: GemvConfig | None = None, gemm: GemmConfig | None = None
+) -> torch.Tensor:
     """Multiply x by the transposed weight.
 
-    x: `[..., K]` fp16, bf16 or fp32. Returns `[..., N]` in x's type. Raises ValueError for shapes, types or devices
-    that do not fit. On CPU the weight is decoded at each call: decode once and keep it where speed matters.
+    x: `[..., K]` fp16, bf16 or fp32. gemv, gemm: a tuned launch for one token, for several.
+    Returns `[..., N]` in x's type. Raises ValueError for shapes, types or devices that do not fit. On CPU the weight is
+    decoded at each call: decode once and keep it where speed matters.
     """
     validate_nvfp4_linear(x, weight)
     if uses_triton(x):
-        return nvfp4_linear_triton(x, weight)
+        is_vector = x.numel() == x.shape[-1]
+        return nvfp4_linear_triton(x, weight, gemv=gemv if is_vector else None, gemm=None if is_vector else gemm)
     return nvfp4_linear_reference(x, weight)
 
 

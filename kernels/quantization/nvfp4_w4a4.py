@@ -191,6 +191,9 @@ def nvfp4_w4a4_linear_triton(
     if y.numel() == 0:
         return y
     config = config or default_w4a4_config(m, swizzled is not None)
+    require(swizzled is None or (config.block_n % 128 == 0 and config.block_k % 64 == 0), "nvfp4_w4a4_linear",
+            "block_n must be a multiple of 128 and block_k of 64 with swizzled scales",
+            (config.block_n, config.block_k))
     a, a_scales, stride = rows, weight.codes, rows.stride(0)
     if not config.fused:
         quantized = quantize_activations_triton(rows, input_scale)

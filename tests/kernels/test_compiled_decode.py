@@ -1,6 +1,7 @@
 """What decoding, quantised products and their helpers become on cards that are not there."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -36,6 +37,10 @@ def nvfp4_weight() -> NVFP4Tensor:
     return NVFP4Tensor(torch.empty(512, 256, dtype=torch.uint8), torch.empty(512, 32).to(FP8), torch.ones(()))
 
 
+def nvfp4(m: int, **config: Any) -> None:
+    nvfp4_linear_triton(torch.empty(m, 512, dtype=BF16), nvfp4_weight(), **config)
+
+
 def w4a4(m: int, config: W4A4Config, is_swizzled: bool = True) -> None:
     weight = nvfp4_weight()
     nvfp4_w4a4_linear_triton(torch.empty(m, 512, dtype=BF16), weight, torch.ones(()), config=config,
@@ -62,6 +67,15 @@ CASES: dict[str, tuple[Callable[[], None], dict[int, list[set[str]]]]] = {
         {90: [{"wgmma", "cp.async"}], 100: [{"tcgen05", "cp.async"}], 120: [DECODE]}),
     "invariant": (
         lambda: paged(32, 8, 128, 128, PagedConfig(64, 4, 3, None, 16, 1024), tokens=64),
+        {90: [DECODE], 100: [DECODE], 120: [DECODE]}),
+    "NVFP4 vector": (
+        lambda: nvfp4(1, gemv=GemvConfig()),
+        {90: [set()], 100: [set()], 120: [set()]}),
+    "NVFP4 matrix": (
+        lambda: nvfp4(256, gemm=GemmConfig(128, 128, 64, 8, 3)),
+        {90: [{"wgmma", "cp.async"}], 100: [{"tcgen05", "cp.async"}], 120: [DECODE]}),
+    "NVFP4 few tokens": (
+        lambda: nvfp4(16, gemm=GemmConfig(16, 64, 128, 4, 3)),
         {90: [DECODE], 100: [DECODE], 120: [DECODE]}),
     # natively by sm_100 and sm_120 only
     "W4A4, activations quantised in the product": (
@@ -98,10 +112,9 @@ def launch_shipped(row: Shipped) -> None:
         rows = row.sizes.get("rows", 64)
         paged(16, 16 if d < 576 else 1, d, min(d, 512), PagedConfig(**row.config), tokens=2 * rows)
     elif row.op == "nvfp4_gemv":
-        nvfp4_linear_triton(torch.empty(1, 512, dtype=BF16), nvfp4_weight(), gemv=GemvConfig(**row.config))
+        nvfp4(1, gemv=GemvConfig(**row.config))
     elif row.op == "nvfp4_gemm":
-        nvfp4_linear_triton(torch.empty(row.sizes.get("m", 256), 512, dtype=BF16), nvfp4_weight(),
-                            gemm=GemmConfig(**row.config))
+        nvfp4(row.sizes.get("m", 256), gemm=GemmConfig(**row.config))
     else:
         assert row.op == "nvfp4_w4a4"
         w4a4(row.sizes.get("m", 256), W4A4Config(**row.config))

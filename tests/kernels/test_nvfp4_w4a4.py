@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kernels.quantization.nvfp4 import dequantize_nvfp4, quantize_nvfp4
 from kernels.quantization.nvfp4_scales import swizzle_scales, unswizzle_scales
-from kernels.quantization.nvfp4_w4a4 import nvfp4_w4a4_linear
+from kernels.quantization.nvfp4_w4a4 import W4A4Config, nvfp4_w4a4_linear, nvfp4_w4a4_linear_triton
 
 
 @given(st.integers(1, 300), st.integers(1, 20))
@@ -54,6 +54,13 @@ def test_bad_input_is_named(change: dict[str, Any], rule: str) -> None:
                                  "input_scale": torch.ones(())}
     with pytest.raises(ValueError, match=f"nvfp4_w4a4_linear: {rule}"):
         nvfp4_w4a4_linear(**{**arguments, **change})
+
+
+def test_a_tile_that_cuts_swizzled_scales_is_named() -> None:
+    weight = quantize_nvfp4(torch.randn(4, 64))
+    with pytest.raises(ValueError, match=r"block_n must be a multiple of 128 .* got \(64, 64\)"):
+        nvfp4_w4a4_linear_triton(torch.randn(2, 64), weight, torch.ones(()), swizzled=swizzle_scales(weight.scales),
+                                 config=W4A4Config(16, 64, 64, 4, 2, True))
 
 
 def test_bad_scales_are_named() -> None:
