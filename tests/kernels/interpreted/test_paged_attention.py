@@ -117,9 +117,10 @@ def test_latents_are_keys_and_values_at_once(num_splits: int, dtype: torch.dtype
           PagedConfig(16, 4, 2, num_splits, 16), 192**-0.5)
 
 
+@pytest.mark.parametrize("page", [16, 64])
 @pytest.mark.parametrize(("d", "dv"), [(192, 128), (128, 64), (64, 256), (256, 256)])
-def test_keys_and_values_of_different_widths(d: int, dv: int) -> None:
-    k, _, table = cache(1, 70, 16, 1, d, torch.float16)
+def test_keys_and_values_of_different_widths(d: int, dv: int, page: int) -> None:
+    k, _, table = cache(1, 70, page, 1, d, torch.float16)
     v = torch.randn(*k.shape[:3], dv).half()
     check(torch.randn(5, 2, d).half(), k, v, table, [70], cu_seqlens_q=starts(5))
 
@@ -128,7 +129,7 @@ def test_keys_and_values_of_different_widths(d: int, dv: int) -> None:
 def test_sinks_and_soft_cap(num_splits: int) -> None:
     k, v, table = cache(3, 200, 64, 2, 64, torch.float32)
     q = torch.randn(3, 4, 64) * 20  # scores that the cap bends
-    options: dict[str, Any] = {"sinks": torch.tensor([3.0, -40.0, float("-inf"), 60.0]), "soft_cap": 30.0}
+    options: dict[str, Any] = {"sinks": torch.tensor([29.0, -40.0, float("-inf"), 60.0]), "soft_cap": 30.0}
     out = check(q, k, v, table, [200, 1, 0], PagedConfig(64, 4, 2, num_splits), **options)
     assert not out[2].any()
     assert not torch.allclose(out, check(q, k, v, table, [200, 1, 0], PagedConfig(64, 4, 2, num_splits)), atol=1e-3)
@@ -185,10 +186,20 @@ def test_invariant_mode_gives_a_sequence_the_same_bits_in_any_batch() -> None:
                                       cu_seqlens_q=cu, config=config)
 
     together = run([0, 1, 2], starts(1, 3, 4), list(range(8)), 25)
+    want = paged_attention_reference(q.double(), k.double(), v.double(), table, lengths, scale=0.125, window=None,
+                                     cu_seqlens_q=starts(1, 3, 4))
+    torch.testing.assert_close(together.double(), want, atol=2e-3, rtol=2e-3)
     assert torch.equal(run([0], None, [0], 25)[0], together[0])
     assert torch.equal(run([2, 0], starts(4, 1), [4, 5, 6, 7, 0], 25), together[[4, 5, 6, 7, 0]])
     assert torch.equal(run([2], starts(4), [4, 5, 6, 7], 19), together[4:])  # a shorter table, fewer spans
     assert torch.equal(run([2], starts(1), [7], 25)[0], together[7])  # the last token alone, as if decoded
+
+
+def test_more_spans_than_one_step_of_the_join() -> None:
+    k, v, table = cache(1, 300, 16, 1, 64, torch.float32)
+    q = torch.randn(1, 1, 64) * 2
+    k[table[0, -1].item()] = q[0, 0]  # the last span is far above those that were joined before it
+    check(q, k, v, table, [300], PagedConfig(16, 4, 2, None, 16, 16))
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
