@@ -198,7 +198,7 @@ def test_invariant_mode_gives_a_sequence_the_same_bits_in_any_batch() -> None:
 def test_more_spans_than_one_step_of_the_join() -> None:
     k, v, table = cache(1, 300, 16, 1, 64, torch.float32)
     q = torch.randn(1, 1, 64) * 2
-    k[table[0, -1].item()] = q[0, 0]  # the last span is far above those that were joined before it
+    k[int(table[0, -1])] = q[0, 0]  # the last span is far above those that were joined before it
     check(q, k, v, table, [300], PagedConfig(16, 4, 2, None, 16, 16))
 
 
