@@ -15,7 +15,7 @@ from typing import Any
 
 SHARED_LIMIT_BYTES = {90: 232_448, 100: 232_448, 103: 232_448, 120: 101_376}
 INSTRUCTIONS = {"wgmma": r"wgmma\.mma_async", "tcgen05": r"tcgen05\.mma", "mma": r"mma\.sync",
-                "tma": r"cp\.async\.bulk", "cp.async": r"cp\.async\.c[ag]"}
+                "nvfp4": r"mma[^;]*mxf4nvf4", "tma": r"cp\.async\.bulk", "cp.async": r"cp\.async\.c[ag]"}
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class _DryDriver:
         return GPUTarget("cuda", self.arch, 32)
 
     def get_current_device(self) -> int:
-        return 0
+        return self.arch  # the key of compiled kernels: one card's are not another's
 
     def set_current_device(self, device: int) -> None:
         return None

@@ -82,15 +82,19 @@ def dequantize_nvfp4(weight: NVFP4Tensor, dtype: torch.dtype = torch.float32) ->
     return (table[codes] * scales).to(dtype)
 
 
-def nvfp4_linear(x: torch.Tensor, weight: NVFP4Tensor) -> torch.Tensor:
+def nvfp4_linear(
+    x: torch.Tensor, weight: NVFP4Tensor, *, gemv: GemvConfig | None = None, gemm: GemmConfig | None = None
+) -> torch.Tensor:
     """Multiply x by the transposed weight.
 
-    x: `[..., K]` fp16, bf16 or fp32. Returns `[..., N]` in x's type. Raises ValueError for shapes, types or devices
-    that do not fit. On CPU the weight is decoded at each call: decode once and keep it where speed matters.
+    x: `[..., K]` fp16, bf16 or fp32. gemv, gemm: a tuned launch for one token, for several.
+    Returns `[..., N]` in x's type. Raises ValueError for shapes, types or devices that do not fit. On CPU the weight is
+    decoded at each call: decode once and keep it where speed matters.
     """
-    _validate(x, weight)
+    validate_nvfp4_linear(x, weight)
     if uses_triton(x):
-        return nvfp4_linear_triton(x, weight)
+        is_vector = x.numel() == x.shape[-1]
+        return nvfp4_linear_triton(x, weight, gemv=gemv if is_vector else None, gemm=None if is_vector else gemm)
     return nvfp4_linear_reference(x, weight)
 
 
@@ -210,8 +214,8 @@ def _encode_e2m1(x: torch.Tensor) -> torch.Tensor:
     return code | (torch.signbit(x).to(torch.uint8) << 3)
 
 
-def _validate(x: torch.Tensor, weight: NVFP4Tensor) -> None:
-    op = "nvfp4_linear"
+def validate_nvfp4_linear(x: torch.Tensor, weight: NVFP4Tensor, op: str = "nvfp4_linear") -> None:
+    """Raise ValueError that names op unless x `[..., K]` and the weight fit each other."""
     n, k = weight.shape
     require(weight.codes.dtype == torch.uint8 and weight.codes.ndim == 2 and weight.codes.is_contiguous(), op,
             "codes must be contiguous [N, K / 2] uint8", (list(weight.codes.shape), weight.codes.dtype))

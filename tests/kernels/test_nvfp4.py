@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -35,8 +37,23 @@ def test_linear_is_the_decoded_product() -> None:
     torch.testing.assert_close(nvfp4_linear(x, weight), x @ dequantize_nvfp4(weight).t())
 
 
-def test_bad_input_is_named() -> None:
-    with pytest.raises(ValueError, match="K a multiple of 16"):
+@pytest.mark.parametrize(("change", "rule"), [
+    ({"x": torch.randn(2, 16)}, r"x must be \[..., 32\] to match the weight, got \[2, 16\]"),
+    ({"x": torch.randn(2, 32).double()}, "x must be fp16, bf16 or fp32, got torch.float64"),
+    ({"codes": torch.zeros(4, 16)}, r"codes must be contiguous \[N, K / 2\] uint8"),
+    ({"codes": torch.zeros(16, 4, dtype=torch.uint8).t()}, "codes must be contiguous"),
+    ({"codes": torch.zeros(4, 12, dtype=torch.uint8)}, "K must be a multiple of 16, got 24"),
+    ({"scales": torch.ones(4, 2)}, r"scales must be contiguous \[4, 2\] float8_e4m3fn"),
+    ({"global_scale": torch.ones(2)}, "global_scale must be one fp32"),
+    ({"global_scale": torch.ones((), device="meta")}, "global_scale must be on cpu like x, got meta"),
+])
+def test_bad_input_is_named(change: dict[str, torch.Tensor], rule: str) -> None:
+    weight = quantize_nvfp4(torch.randn(4, 32))
+    x = change.pop("x", torch.randn(2, 32))
+    with pytest.raises(ValueError, match=f"nvfp4_linear: {rule}"):
+        nvfp4_linear(x, replace(weight, **change))
+
+
+def test_bad_matrices_are_named() -> None:
+    with pytest.raises(ValueError, match=r"quantize_nvfp4: .* K a multiple of 16"):
         quantize_nvfp4(torch.randn(4, 24))
-    with pytest.raises(ValueError, match=r"nvfp4_linear: x must be \[..., 32\]"):
-        nvfp4_linear(torch.randn(2, 16), quantize_nvfp4(torch.randn(4, 32)))

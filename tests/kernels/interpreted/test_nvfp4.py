@@ -2,6 +2,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from kernels.quantization.nvfp4 import (
     GemmConfig,
@@ -48,3 +50,18 @@ def test_every_scale_decodes_exactly(kernel: dict[str, Any]) -> None:
     x = torch.eye(16)[:1]
     want = dequantize_nvfp4(weight)[:, 0]
     assert torch.equal(nvfp4_linear_triton(x, weight, **kernel)[0], want)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(m=st.integers(0, 20), n=st.integers(1, 40), blocks=st.integers(1, 12), layout=st.sampled_from("rts"),
+       kernel=st.sampled_from([GEMV, GEMM]), dtype=st.sampled_from(list(TOLERANCE)), seed=st.integers(0, 99))
+def test_any_shape_and_layout(
+    m: int, n: int, blocks: int, layout: str, kernel: dict[str, Any], dtype: torch.dtype, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    k = 16 * blocks
+    x = {"r": torch.randn(m, k), "t": torch.randn(k, m).t(), "s": torch.randn(m, 2 * k)[:, k:]}[layout].to(dtype)
+    weight = quantize_nvfp4(torch.randn(n, k))
+    y = nvfp4_linear_triton(x, weight, **kernel)
+    want = x.double() @ dequantize_nvfp4(weight, torch.float64).t()
+    torch.testing.assert_close(y.double(), want, atol=TOLERANCE[dtype] * k**0.5, rtol=TOLERANCE[dtype])

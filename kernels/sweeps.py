@@ -1,0 +1,92 @@
+"""What `autotune` tries for each op, and which options it times: the candidates and how to launch them."""
+
+import torch
+
+from kernels.autotune import Choice, Tuner
+from kernels.paged_attention import PagedConfig, default_paged_config, paged_attention_triton
+from kernels.quantization.nvfp4 import (
+    GemmConfig,
+    GemvConfig,
+    NVFP4Tensor,
+    default_gemm_config,
+    nvfp4_linear_triton,
+)
+from kernels.quantization.nvfp4_w4a4 import W4A4Config, default_w4a4_config, nvfp4_w4a4_linear_triton
+
+PAGED = (PagedConfig(64, 4, 5, block_m=16), PagedConfig(64, 4, 2, block_m=16), PagedConfig(128, 8, 2, block_m=16),
+         PagedConfig(32, 4, 3, block_m=32), PagedConfig(64, 4, 2, block_m=64), PagedConfig(32, 8, 3, block_m=64))
+GEMV = (GemvConfig(4, 4096, 4, 1), GemvConfig(4, 2048, 4, 1), GemvConfig(8, 1024, 4, 1), GemvConfig(2, 4096, 4, 1),
+        GemvConfig(8, 4096, 8, 1))
+GEMM = (GemmConfig(16, 32, 256, 4, 4), GemmConfig(16, 128, 128, 4, 3), GemmConfig(64, 64, 64, 4, 3),
+        GemmConfig(128, 256, 64, 8, 3), GemmConfig(128, 128, 64, 8, 4))
+W4A4 = (W4A4Config(128, 128, 256, 8, 2, True), W4A4Config(128, 256, 256, 8, 3, False),
+        W4A4Config(128, 128, 256, 8, 4, False))
+NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+
+
+def paged_attention_config(
+    tuner: Tuner, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor,
+    context_lens: torch.Tensor, *, cu_seqlens_q: torch.Tensor | None = None, k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+) -> Choice:
+    """Choose a PagedConfig for tensors as `paged_attention` takes them (validated)."""
+    batch = block_table.shape[0]
+    rows = max(1, q.shape[0] // max(batch, 1)) * (q.shape[1] // k_cache.shape[2])
+    shape = {"batch": batch, "rows": rows, "kv_heads": k_cache.shape[2], "d": q.shape[2], "dv": v_cache.shape[3],
+             "page": k_cache.shape[1], "longest": block_table.shape[1] * k_cache.shape[1],
+             "element": k_cache.element_size()}
+
+    def run(config: PagedConfig) -> torch.Tensor:
+        return paged_attention_triton(q, k_cache, v_cache, block_table, context_lens, cu_seqlens_q=cu_seqlens_q,
+                                      k_scale=k_scale, v_scale=v_scale, scale=q.shape[2] ** -0.5, window=None,
+                                      config=config)
+
+    return tuner.choose("paged_attention", shape, PAGED, run, default_paged_config(q, rows), dtype=NAMES[q.dtype])
+
+
+def nvfp4_config(tuner: Tuner, x: torch.Tensor, weight: NVFP4Tensor) -> Choice:
+    """Choose a GemvConfig for one token, else a GemmConfig, for `nvfp4_linear`."""
+    n, k = weight.shape
+    m = x.numel() // k
+    shape = {"m": m, "n": n, "k": k}
+    if m == 1:
+        return tuner.choose("nvfp4_gemv", shape, GEMV, lambda c: nvfp4_linear_triton(x, weight, gemv=c), GemvConfig(),
+                            dtype=NAMES[x.dtype])
+    return tuner.choose("nvfp4_gemm", shape, GEMM, lambda c: nvfp4_linear_triton(x, weight, gemm=c),
+                        default_gemm_config(m, x.dtype), dtype=NAMES[x.dtype])
+
+
+def w4a4_config(
+    tuner: Tuner, x: torch.Tensor, weight: NVFP4Tensor, input_scale: torch.Tensor, swizzled: torch.Tensor | None = None
+) -> Choice:
+    """Choose a W4A4Config for `nvfp4_w4a4_linear`."""
+    n, k = weight.shape
+    m = x.numel() // k
+    return tuner.choose(
+        "nvfp4_w4a4", {"m": m, "n": n, "k": k}, W4A4,
+        lambda c: nvfp4_w4a4_linear_triton(x, weight, input_scale, swizzled=swizzled, config=c),
+        default_w4a4_config(m, swizzled is not None), dtype=NAMES[x.dtype])
+
+
+def nvfp4_pays(tuner: Tuner, x: torch.Tensor, dense: torch.Tensor, weight: NVFP4Tensor) -> Choice:
+    """Say whether the NVFP4 product is faster than torch's on the `[N, K]` dense weight, at x's token count."""
+    n, k = weight.shape
+    return tuner.choose_option("nvfp4", {"m": x.numel() // k, "n": n, "k": k},
+                               lambda: torch.nn.functional.linear(x, dense), lambda: nvfp4_linear_triton(x, weight))
+
+
+def fp8_cache_pays(
+    tuner: Tuner, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor,
+    context_lens: torch.Tensor,
+) -> Choice:
+    """Say whether decoding from an FP8 copy of the cache is faster than from the cache itself."""
+    k8, v8 = k_cache.to(torch.float8_e4m3fn), v_cache.to(torch.float8_e4m3fn)
+    one = torch.ones((), device=q.device)
+    shape = {"batch": block_table.shape[0], "heads": q.shape[1], "kv_heads": k_cache.shape[2], "d": q.shape[2],
+             "longest": block_table.shape[1] * k_cache.shape[1]}
+    scale = q.shape[2] ** -0.5
+    return tuner.choose_option(
+        "fp8_cache", shape,
+        lambda: paged_attention_triton(q, k_cache, v_cache, block_table, context_lens, scale=scale, window=None),
+        lambda: paged_attention_triton(q, k8, v8, block_table, context_lens, scale=scale, window=None, k_scale=one,
+                                       v_scale=one))
