@@ -39,10 +39,10 @@ lint: setup
 	$(BIN)/lint-imports
 
 unit: setup
-	$(TEST_ENV) $(BIN)/python -m pytest -q -m "not e2e" -n 2 --dist loadfile
+	$(TEST_ENV) $(BIN)/python -m pytest -q -m "not e2e" -n 2 --dist loadgroup
 	@# kernels are interpreted in a process of their own: Triton decides at its import
 	if $(BIN)/python -c 'import triton' 2> /dev/null; then \
-		$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/kernels/interpreted; fi
+		$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/kernels/interpreted; fi
 
 e2e: setup
 	$(TEST_ENV) $(BIN)/python -m pytest -q -m e2e tests/e2e tests/faults

@@ -12,6 +12,14 @@ settings.register_profile("tests", deadline=None, database=None, suppress_health
 settings.load_profile("tests")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep a file's tests, which share its fixtures, in one process (`--dist loadgroup`), but for those marked spread."""
+    for item in items:
+        if item.get_closest_marker("spread") is None:
+            item.add_marker(pytest.mark.xdist_group(item.location[0]))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     # pytest keeps the folders of failed tests: it chooses their place before it is moved

@@ -72,6 +72,7 @@ PARTS = {
 }
 
 
+@pytest.mark.spread
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("point", sorted(POINTS))
 def test_who_dies_here_loses_nothing(point: str, tmp_path: Path, hook: Hook) -> None:
