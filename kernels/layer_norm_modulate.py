@@ -31,7 +31,7 @@ def layer_norm_modulate(
     """
     _validate(x, None, None, scale, shift, weight, bias, eps)
     run = layer_norm_modulate_triton if uses_triton(x) else layer_norm_modulate_torch
-    return run(x, None, None, scale, shift, weight, bias, eps)[0]
+    return run(x, None, None, scale, shift, weight, bias, eps=eps)[0]
 
 
 def add_layer_norm_modulate(
@@ -51,7 +51,7 @@ def add_layer_norm_modulate(
     """
     _validate(x, branch, gate, scale, shift, weight, bias, eps)
     run = layer_norm_modulate_triton if uses_triton(x) else layer_norm_modulate_torch
-    return run(x, branch, gate, scale, shift, weight, bias, eps)
+    return run(x, branch, gate, scale, shift, weight, bias, eps=eps)
 
 
 @triton.jit
@@ -103,6 +103,7 @@ def layer_norm_modulate_triton(
     shift: torch.Tensor | None,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
+    *,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch the kernel on validated tensors: the modulated rows and the sum (x itself without a branch)."""
@@ -136,6 +137,7 @@ def layer_norm_modulate_torch(
     shift: torch.Tensor | None,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
+    *,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute both with torch's fused norm and fused multiply-adds, in fp32."""
@@ -177,6 +179,7 @@ def layer_norm_modulate_reference(
     shift: torch.Tensor | None,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
+    *,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute both in plain torch, in fp32 (fp64 for fp64 inputs)."""

@@ -11,6 +11,7 @@ import torch
 from kernels.dispatch import tl, triton
 
 STREAM_SAMPLE, STREAM_ACCEPT, STREAM_RESIDUAL = 0, 1, 2
+Number = int | torch.Tensor
 _MASK = 0xFFFFFFFF
 # below it a series gives -log(1 - u) to fp32's precision, above it the logarithm does
 _SERIES_BELOW = 2.0**-6
@@ -47,15 +48,14 @@ def race_of_block(seed, position, start, stream, BLOCK: tl.constexpr):
     return log_exponential(words)
 
 
-def philox(seed: int, position: int, blocks: torch.Tensor, stream: int) -> torch.Tensor:
+def philox(seed: Number, position: Number, blocks: torch.Tensor, stream: Number) -> torch.Tensor:
     """Return the words of token blocks.
 
-    seed: 64 bits. position: 64 bits. blocks: `[n]` int64. stream: 32 bits. Returns `[n, 4]` int64 in 0..2^32 - 1.
+    blocks: int64. seed, position: 64 bits, stream: 32 bits, each a number or an int64 tensor that broadcasts with
+    blocks. Returns `[..., 4]` int64 in 0..2^32 - 1.
     """
-    c0 = blocks & _MASK
-    c1 = torch.full_like(c0, position & _MASK)
-    c2 = torch.full_like(c0, position >> 32 & _MASK)
-    c3 = torch.full_like(c0, stream)
+    c0, c1, c2, c3 = torch.broadcast_tensors(*(torch.as_tensor(x & _MASK, dtype=torch.int64, device=blocks.device)
+                                               for x in (blocks, position, position >> 32, stream)))
     k0, k1 = seed & _MASK, seed >> 32 & _MASK
     for _ in range(10):
         # int64 wraps as uint64 does, so the high half survives an arithmetic shift under the mask
@@ -66,21 +66,26 @@ def philox(seed: int, position: int, blocks: torch.Tensor, stream: int) -> torch
     return torch.stack([c0, c1, c2, c3], -1)
 
 
-def uniform(seed: int, position: int, tokens: torch.Tensor, stream: int) -> torch.Tensor:
-    """Return fp32 in (0, 1) for tokens `[n]` int64."""
-    words = philox(seed, position, tokens // 4, stream).gather(1, (tokens % 4)[:, None]).squeeze(1)
-    return _uniform(words)
+def uniform(seed: Number, position: Number, tokens: torch.Tensor, stream: Number) -> torch.Tensor:
+    """Return fp32 in (0, 1) for int64 tokens; the arguments broadcast as in `philox`."""
+    words = philox(seed, position, tokens // 4, stream)
+    return _uniform(words.gather(-1, (tokens % 4).expand(words.shape[:-1])[..., None]).squeeze(-1))
 
 
-def race(seed: int, position: int, tokens: torch.Tensor, stream: int) -> torch.Tensor:
-    """Return log(E) in fp32 for tokens `[n]` int64."""
+def race(seed: Number, position: Number, tokens: torch.Tensor, stream: Number) -> torch.Tensor:
+    """Return log(E) in fp32 for int64 tokens; the arguments broadcast as in `philox`."""
     return _log_exponential(uniform(seed, position, tokens, stream))
 
 
-def race_all(seed: int, position: int, vocab_size: int, stream: int, device: torch.device) -> torch.Tensor:
-    """Return log(E) in fp32 for tokens 0..vocab_size - 1, one Philox call for four of them."""
+def race_all(
+    seed: Number, position: Number, vocab_size: int, stream: Number, device: torch.device | str = "cpu"
+) -> torch.Tensor:
+    """Return log(E) `[..., vocab_size]` in fp32 for all tokens, one Philox call for four of them.
+
+    seed, position, stream: numbers, or `[..., 1]` int64 tensors.
+    """
     words = philox(seed, position, torch.arange((vocab_size + 3) // 4, device=device), stream)
-    return _log_exponential(_uniform(words.flatten()[:vocab_size]))
+    return _log_exponential(_uniform(words.flatten(-2)[..., :vocab_size]))
 
 
 def _uniform(words: torch.Tensor) -> torch.Tensor:

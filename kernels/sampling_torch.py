@@ -22,24 +22,33 @@ def sample_torch(
     with_probabilities: bool,
 ) -> Sampled:
     """Draw from validated logits, in fp32."""
-    rows = []
+    # rows with few tokens left are drawn together, whole vocabularies one by one
+    cut_rows, rows = [], []
     for row, values in enumerate(_values(params, logits)):
         raw = logits[row].float()
         low, high = raw.aminmax()
         scores = _adjust(raw, values, context, row)
         best = scores.max()
         is_valid = bool(low.isfinite() & high.isfinite() & best.isfinite())
-        floor, token = None, 0
-        if is_valid and values["temperature"] == 0:
-            token = int(scores.argmax())
-        elif is_valid:
-            floor = _floor(scores, float(best), values)
-            token = _race(scores, floor, values)
-        one = _row(raw, token, is_valid, num_logprobs)
+        is_greedy = values["temperature"] == 0
+        floor = _floor(scores, float(best), values) if is_valid and not is_greedy else None
+        token = int(scores.argmax()) if is_valid and is_greedy else 0
+        if is_valid and not is_greedy and (floor is not None or len(scores) <= HEAD):
+            kept = scores >= (float("-inf") if floor is None else floor)
+            cut_rows.append((row, scores, kept.nonzero().squeeze(1)))
+        elif is_valid and not is_greedy:
+            noise = race_all(values["seeds"], values["positions"], len(scores), STREAM_SAMPLE, scores.device)
+            token = int((scores - noise).argmax())
+        rows.append((raw, scores, floor, is_valid, is_greedy, token))
+    drawn = _race(cut_rows, params)
+    results = []
+    for row, (raw, scores, floor, is_valid, is_greedy, token) in enumerate(rows):
+        token = drawn.get(row, token)
+        result = _row(raw, token, is_valid, num_logprobs)
         if with_probabilities:
-            one["probabilities"] = _probabilities(scores, token, floor, is_valid, values["temperature"] == 0)
-        rows.append(one)
-    return _gather(rows, logits, num_logprobs, with_probabilities)
+            result["probabilities"] = _probabilities(scores, token, floor, is_valid, is_greedy)
+        results.append(result)
+    return _gather(results, logits, num_logprobs, with_probabilities)
 
 
 def sample_reference(
@@ -132,12 +141,17 @@ def _reached(ordered: torch.Tensor, best: float, goal: float) -> float | None:
     return float(ordered[index]) if index < len(ordered) else None
 
 
-def _race(scores: torch.Tensor, floor: float | None, values: dict[str, Any]) -> int:
-    seed, position = values["seeds"], values["positions"]
-    if floor is None:
-        return int((scores - race_all(seed, position, len(scores), STREAM_SAMPLE, scores.device)).argmax())
-    tokens = (scores >= floor).nonzero().squeeze(1)
-    return int(tokens[(scores[tokens] - race(seed, position, tokens, STREAM_SAMPLE)).argmax()])
+def _race(rows: list[tuple[int, torch.Tensor, torch.Tensor]], params: SamplingParams) -> dict[int, int]:
+    """Draw from the kept tokens of each row, (row, scores, tokens): one call of the generator for all."""
+    if not rows:
+        return {}
+    sizes = [len(tokens) for _, _, tokens in rows]
+    numbers = torch.tensor([row for row, _, _ in rows], device=params.seeds.device)
+    owners = numbers.repeat_interleave(torch.tensor(sizes, device=numbers.device))
+    tokens = torch.cat([tokens for _, _, tokens in rows])
+    noise = race(params.seeds[owners], params.positions[owners], tokens, STREAM_SAMPLE).split(sizes)
+    return {row: int(kept[(scores[kept] - race_times).argmax()])
+            for (row, scores, kept), race_times in zip(rows, noise, strict=True)}
 
 
 def _probabilities(

@@ -7,6 +7,7 @@ row depends on itself alone, and a row without drafts draws what `sample` draws.
 """
 
 import torch
+import torch.nn.functional as F
 
 from kernels.dispatch import require, tl, triton, uses_triton
 from kernels.philox import (
@@ -169,33 +170,33 @@ def spec_accept_reference(
     seeds: torch.Tensor,
     positions: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `spec_accept` in plain torch, a row at a time; only the last token's row is read whole."""
-    batch, num_places = draft_tokens.shape
-    vocab, device = target_probs.shape[2], target_probs.device
-    out = torch.zeros(batch, num_places + 1, dtype=torch.int64, device=device)
-    num_tokens = torch.zeros(batch, dtype=torch.int32, device=device)
-    first = torch.zeros(1, dtype=torch.int64, device=device)
-    drafted, counts, keys, places = (x.tolist() for x in (draft_tokens, num_drafts, seeds, positions))
-    for b in range(batch):
-        accepted, stream = 0, STREAM_SAMPLE
-        weights = target_probs[b, counts[b]]
-        for i, token in enumerate(drafted[b][: counts[b]]):
-            p, q = target_probs[b, i], None if draft_probs is None else draft_probs[b, i]
-            u = float(uniform(keys[b], places[b] + i, first, STREAM_ACCEPT))
-            if u * (1.0 if q is None else float(q[token])) < float(p[token]):
-                out[b, i] = token
-                accepted += 1
-                continue
-            stream = STREAM_RESIDUAL
-            weights = (p - q).clamp(min=0) if q is not None else p.index_fill(0, draft_tokens[b, i], 0)
-            weights = weights if bool((weights > 0).any()) else p
-            break
-        if bool((weights > 0).any()):
-            noise = race_all(keys[b], places[b] + accepted, vocab, stream, device)
-            out[b, accepted] = (weights.log() - noise).argmax()
-            accepted += 1
-        num_tokens[b] = accepted
-    return out, num_tokens
+    """Compute `spec_accept` in plain torch, all rows at once; only the last token's distribution is read whole."""
+    num_places = draft_tokens.shape[1]
+    rows, device = torch.arange(len(draft_tokens), device=target_probs.device), target_probs.device
+    places = torch.arange(num_places, device=device)
+    p = target_probs[:, :num_places].gather(2, draft_tokens[..., None]).squeeze(2)
+    q = torch.ones_like(p) if draft_probs is None else draft_probs.gather(2, draft_tokens[..., None]).squeeze(2)
+    u = uniform(seeds[:, None], positions[:, None] + places, torch.zeros_like(places), STREAM_ACCEPT)
+    is_accepted = (u * q < p) & (places < num_drafts[:, None])
+    accepted = is_accepted.int().cumprod(1).sum(1)
+    is_refused = accepted < num_drafts
+    target = target_probs[rows, accepted]
+    weights = target
+    if num_places:
+        at = accepted.clamp(max=num_places - 1)
+        refused = F.one_hot(draft_tokens[rows, at], target.shape[1]).to(target.dtype) if draft_probs is None else (
+            draft_probs[rows, at])
+        left = (target - refused).clamp(min=0)
+        # rounding may leave no residual at all: then the target's own distribution stands in
+        weights = torch.where((is_refused & (left > 0).any(1))[:, None], left, target)
+    stream = torch.where(is_refused, STREAM_RESIDUAL, STREAM_SAMPLE)
+    noise = race_all(seeds[:, None], (positions + accepted)[:, None], target.shape[1], stream[:, None], device)
+    last = (weights.log() - noise).argmax(1)
+    tokens = torch.cat([draft_tokens, torch.zeros_like(draft_tokens[:, :1]) if num_places else last[:, None]], 1)
+    has_token = (target > 0).any(1)
+    tokens[rows, accepted] = torch.where(has_token, last, 0)
+    num_tokens = (accepted + has_token).int()
+    return torch.where(torch.arange(num_places + 1, device=device) < num_tokens[:, None], tokens, 0), num_tokens
 
 
 def _validate(

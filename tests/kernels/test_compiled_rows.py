@@ -43,9 +43,9 @@ def kv_store() -> None:
 
 def layer_norm_modulate() -> None:
     x, table = half(1, 512, 1536), torch.empty(1, 1, 6, 1536).unbind(2)
-    layer_norm_modulate_triton(x, x, table[0], table[1], table[2], None, None, 1e-6)
+    layer_norm_modulate_triton(x, x, table[0], table[1], table[2], None, None, eps=1e-6)
     x, weight = half(1, 64, 5120), torch.empty(5120)
-    layer_norm_modulate_triton(x, None, None, None, None, weight, weight, 1e-6)
+    layer_norm_modulate_triton(x, None, None, None, None, weight, weight, eps=1e-6)
 
 
 def activations() -> None:

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,7 +23,7 @@ def test_writes_exactly_the_slots(n: int, heads: int, k_dim: int, v_dim: int, dt
     caches = [torch.randn(70, 16, heads, width).to(dtype) for width in (k_dim, v_dim)]
     want = [cache.clone() for cache in caches]
     slots = slots_for(n, 70 * 16).int()
-    kv_store_triton(k, v, *caches, slots, k_scale=None, v_scale=None)
+    kv_store_triton(k, v, caches[0], caches[1], slots, k_scale=None, v_scale=None)
     for token, slot in enumerate(slots.tolist()):
         if slot >= 0:
             want[0][slot // 16, slot % 16], want[1][slot // 16, slot % 16] = k[token], v[token]
@@ -58,9 +60,10 @@ def test_any_pages_and_strides(n: int, heads: int, width: int, page: int, head_m
     shape = (pages, heads, page, width) if head_major else (pages, page, heads, width)
     caches = [torch.zeros(shape).to(dtype).transpose(1, 2 if head_major else 1) for _ in range(2)]
     want = [cache.clone() for cache in caches]
-    scales = {"k_scale": torch.rand(heads) + 0.1, "v_scale": torch.tensor(0.3)} if fp8 else {"k_scale": None,
-                                                                                            "v_scale": None}
+    scales: dict[str, Any] = {"k_scale": None, "v_scale": None}
+    if fp8:
+        scales = {"k_scale": torch.rand(heads) + 0.1, "v_scale": torch.tensor(0.3)}
     slots = slots_for(n, pages * page)
-    kv_store_triton(k, v, *caches, slots, **scales)
-    kv_store_reference(k, v, *want, slots, **scales)
+    kv_store_triton(k, v, caches[0], caches[1], slots, **scales)
+    kv_store_reference(k, v, want[0], want[1], slots, **scales)
     assert all(torch.equal(a.float(), b.float()) for a, b in zip(caches, want, strict=True))

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,12 +11,12 @@ from kernels.layer_norm_modulate import layer_norm_modulate_reference, layer_nor
 TOLERANCE = {torch.float32: 3e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
-def check(x: torch.Tensor, parts: list[torch.Tensor | None]) -> None:
-    y, total = layer_norm_modulate_triton(x, *parts, 1e-6)
+def check(x: torch.Tensor, parts: list[Any]) -> None:
+    y, total = layer_norm_modulate_triton(x, *parts, eps=1e-6)
     # the sum is rounded to x's type before it is normalised
-    assert torch.equal(total, layer_norm_modulate_reference(x, *parts, 1e-6)[1])
-    wide = [None if part is None else part.double() for part in parts[2:]]
-    want, _ = layer_norm_modulate_reference(total.double(), None, None, *wide, 1e-6)
+    assert torch.equal(total, layer_norm_modulate_reference(x, *parts, eps=1e-6)[1])
+    wide: list[Any] = [None if part is None else part.double() for part in parts[2:]]
+    want, _ = layer_norm_modulate_reference(total.double(), None, None, *wide, eps=1e-6)
     torch.testing.assert_close(y.double(), want, atol=TOLERANCE[x.dtype], rtol=TOLERANCE[x.dtype])
 
 
@@ -27,8 +29,8 @@ def test_matches_fp64(n: int, width: int, form: str, dtype: torch.dtype) -> None
     table = torch.randn(2, 2, 6, width).unbind(2)
     branch = torch.randn(2, n, width).to(dtype)
     affine = [torch.randn(width), torch.randn(width).to(dtype)]
-    none: list[torch.Tensor | None] = [None, None]
-    parts = {"plain": [*none, *none, *none], "affine": [branch, None, *none, *affine],
+    none: list[Any] = [None, None]
+    parts: list[Any] = {"plain": [*none, *none, *none], "affine": [branch, None, *none, *affine],
              "modulated": [*none, *table[:2], *none], "gated": [branch, table[2], *none, *none],
              "all": [branch, table[2], torch.randn(1, 1, width), torch.randn(2, n, width), *affine]}[form]
     check(x, parts)
@@ -36,8 +38,9 @@ def test_matches_fp64(n: int, width: int, form: str, dtype: torch.dtype) -> None
 
 def test_a_large_mean_leaves_the_variance_its_digits() -> None:
     x = torch.randn(1, 5, 512) + 1000
-    y, _ = layer_norm_modulate_triton(x, *[None] * 6, 1e-6)
-    want, _ = layer_norm_modulate_reference(x.double(), *[None] * 6, 1e-6)
+    none: list[Any] = [None] * 6
+    y, _ = layer_norm_modulate_triton(x, *none, eps=1e-6)
+    want, _ = layer_norm_modulate_reference(x.double(), *none, eps=1e-6)
     # the mean's own rounding, 3e-5 of 1000; squares summed before it is taken away would be off by a tenth
     torch.testing.assert_close(y.double(), want, atol=1e-4, rtol=0)
 
