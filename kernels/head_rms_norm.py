@@ -5,7 +5,6 @@ projection are read in place. The sum of squares and the product accumulate in f
 """
 
 import torch
-import torch.nn.functional as F
 
 from kernels.dispatch import require, tl, triton, uses_triton
 
@@ -71,11 +70,15 @@ def head_rms_norm_triton(x: torch.Tensor, weight: torch.Tensor, eps: float) -> t
 
 
 def head_rms_norm_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Compute `head_rms_norm` with torch's fused norm, in fp32."""
-    if weight.ndim == 1:
-        return F.rms_norm(x.float(), (x.shape[3],), weight.float(), eps).to(x.dtype).contiguous()
-    flat = F.rms_norm(x.float().flatten(2), (x.shape[2] * x.shape[3],), weight.float().flatten(), eps)
-    return flat.to(x.dtype).view(x.shape)
+    """Compute `head_rms_norm` in fp32 with one pass for the norms; with gradients by the reference."""
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        return head_rms_norm_reference(x, weight, eps)
+    axes = (-1,) if weight.ndim == 1 else (-2, -1)
+    values = x.float()
+    norm = torch.linalg.vector_norm(values, dim=axes, keepdim=True)
+    scale = norm.square_().mul_(1 / weight.numel()).add_(eps).rsqrt_()
+    normed: torch.Tensor = (values.contiguous() * scale).mul_(weight.float()).to(x.dtype)
+    return normed
 
 
 def head_rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:

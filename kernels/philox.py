@@ -54,16 +54,19 @@ def philox(seed: Number, position: Number, blocks: torch.Tensor, stream: Number)
     blocks: int64. seed, position: 64 bits, stream: 32 bits, each a number or an int64 tensor that broadcasts with
     blocks. Returns `[..., 4]` int64 in 0..2^32 - 1.
     """
-    c0, c1, c2, c3 = torch.broadcast_tensors(*(torch.as_tensor(x & _MASK, dtype=torch.int64, device=blocks.device)
-                                               for x in (blocks, position, position >> 32, stream)))
     k0, k1 = seed & _MASK, seed >> 32 & _MASK
+    keys = [k0] if isinstance(k0, torch.Tensor) else []
+    c0, c1, c2, c3, *_ = torch.broadcast_tensors(*(torch.as_tensor(x & _MASK, dtype=torch.int64, device=blocks.device)
+                                                   for x in (blocks, position, position >> 32, stream, *keys)))
     for _ in range(10):
         # int64 wraps as uint64 does, so the high half survives an arithmetic shift under the mask
         product0, product2 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
-        c0, c1, c2, c3 = ((product2 >> 32 & _MASK) ^ c1 ^ k0, product2 & _MASK,
-                          (product0 >> 32 & _MASK) ^ c3 ^ k1, product0 & _MASK)
+        c0 = (product2 >> 32).bitwise_xor_(c1).bitwise_xor_(k0).bitwise_and_(_MASK)
+        c2 = (product0 >> 32).bitwise_xor_(c3).bitwise_xor_(k1).bitwise_and_(_MASK)
+        # their high halves go under the next round's mask
+        c1, c3 = product2, product0
         k0, k1 = (k0 + 0x9E3779B9) & _MASK, (k1 + 0xBB67AE85) & _MASK
-    return torch.stack([c0, c1, c2, c3], -1)
+    return torch.stack([c0, c1 & _MASK, c2, c3 & _MASK], -1)
 
 
 def uniform(seed: Number, position: Number, tokens: torch.Tensor, stream: Number) -> torch.Tensor:

@@ -199,8 +199,12 @@ def rotary_torch(
         turned = torch.view_as_real(pairs * torch.complex(*rows)).flatten(-2)
     else:
         first, second = x[..., :half].float(), x[..., half : 2 * half].float()
-        turned = torch.cat([torch.addcmul(first * rows[0], second, rows[1], value=-1),
-                            torch.addcmul(second * rows[0], first, rows[1])], -1)
+        if torch.is_grad_enabled() and x.requires_grad:
+            turned = torch.cat([first * rows[0] - second * rows[1], second * rows[0] + first * rows[1]], -1)
+        else:
+            turned = torch.empty(*x.shape[:3], 2 * half, device=x.device)
+            torch.mul(first, rows[0], out=turned[..., :half]).addcmul_(second, rows[1], value=-1)
+            torch.mul(second, rows[0], out=turned[..., half:]).addcmul_(first, rows[1])
     if out is not None:
         out[..., : 2 * half] = turned
         if out.data_ptr() != x.data_ptr():

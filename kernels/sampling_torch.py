@@ -8,7 +8,8 @@ import torch
 from kernels.philox import STREAM_SAMPLE, race, race_all
 from kernels.sampling_params import Sampled, SamplingContext, SamplingParams
 
-# the nucleus of top-p is nearly always within the best of a row: a full sort of 150,000 scores costs ten times as much
+# the nucleus of top-p is nearly always within the best of a row: of 128,256 scores the best 1024 take 1.0 ms, 8192
+# of them 2.3 ms, a sort 13 ms (one core of an EPYC, November 2026)
 HEAD = 1024
 _NEUTRAL = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "top_p": 1.0, "min_p": 0.0}
 
@@ -123,8 +124,9 @@ def _floor(scores: torch.Tensor, best: float, values: dict[str, Any]) -> float |
         kept = scores if floor is None else scores[scores >= floor]
         goal = values["top_p"] * float(torch.exp(kept - best).sum(dtype=torch.float64))
         reached = None
-        if len(kept) > 2 * HEAD:
-            reached = _reached(torch.topk(kept, HEAD).values, best, goal)
+        for head in (HEAD, 8 * HEAD):
+            if reached is None and len(kept) > 2 * head:
+                reached = _reached(torch.topk(kept, head).values, best, goal)
         reached = reached if reached is not None else _reached(kept.sort(descending=True).values, best, goal)
         # rounding may leave the goal just out of reach: then everything stays
         floor = reached if reached is not None else floor

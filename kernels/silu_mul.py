@@ -56,7 +56,10 @@ def silu_mul_triton(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 def silu_mul_torch(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Compute `silu_mul` with torch's fused silu."""
-    return (F.silu(gate.float()) * up.float()).to(gate.dtype)
+    activated = F.silu(gate.float())
+    if torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad):
+        return (activated * up.float()).to(gate.dtype)
+    return activated.mul_(up).to(gate.dtype)
 
 
 def silu_mul_reference(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

@@ -134,13 +134,12 @@ def tile_order_triton(
 
 
 def tile_order_torch(x: torch.Tensor, grid: tuple[int, int, int], tile: tuple[int, int, int]) -> torch.Tensor:
-    """Gather rows by the map, which is kept."""
+    """Copy rows by the map, which is kept."""
     index = _maps(tuple(grid), tuple(tile), x.device)[0]
     if len(index) == math.prod(grid):
         return x.index_select(2, index)
-    rows = x.index_select(2, index.clamp(min=0))
-    return rows.masked_fill_((index < 0)[:, None], 0) if not rows.requires_grad else torch.where(
-        (index < 0)[:, None], 0, rows)
+    slots = _maps(tuple(grid), tuple(tile), x.device)[1]
+    return x.new_zeros(*x.shape[:2], len(index), x.shape[3]).index_copy(2, slots, x)
 
 
 def untile_order_torch(x: torch.Tensor, grid: tuple[int, int, int], tile: tuple[int, int, int]) -> torch.Tensor:

@@ -22,6 +22,13 @@ def test_sixteen_bits(dtype: torch.dtype) -> None:
     torch.testing.assert_close(head_rms_norm(x, weight).double(), want, atol=2e-2, rtol=2e-2)
 
 
+def test_gradients_are_torchs() -> None:
+    x, weight = torch.randn(1, 3, 4, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    grads = torch.autograd.grad(head_rms_norm(x, weight).square().sum(), (x, weight))
+    want = torch.autograd.grad(F.rms_norm(x, (8,), weight, 1e-6).square().sum(), (x, weight))
+    torch.testing.assert_close(grads, want)
+
+
 @pytest.mark.parametrize(("change", "rule"), [
     ({"x": torch.randn(2, 4, 8)}, r"head_rms_norm: x must be \[B, N, H > 0, D > 0\], got \[2, 4, 8\]"),
     ({"x": torch.randn(1, 2, 4, 8).double()}, "head_rms_norm: x must be fp16, bf16 or fp32, got torch.float64"),
