@@ -13,8 +13,6 @@ from kernels.dispatch import tl, triton
 STREAM_SAMPLE, STREAM_ACCEPT, STREAM_RESIDUAL = 0, 1, 2
 Number = int | torch.Tensor
 _MASK = 0xFFFFFFFF
-# below it a series gives -log(1 - u) to fp32's precision, above it the logarithm does
-_SERIES_BELOW = 2.0**-6
 
 
 @triton.jit
@@ -36,6 +34,7 @@ def uniform_of(words):
 def log_exponential(words):
     """Map uint32 words to the logarithms of exponential variables."""
     u = uniform_of(words)
+    # Triton has no log1p: below 2^-6 a series gives -log(1 - u) to fp32's precision
     series = u * (1.0 + u * (0.5 + u * (0.3333333333 + u * (0.25 + u * 0.2))))
     return tl.log(tl.where(u < 0.015625, series, -tl.log(1.0 - u)))
 
@@ -96,5 +95,4 @@ def _uniform(words: torch.Tensor) -> torch.Tensor:
 
 
 def _log_exponential(u: torch.Tensor) -> torch.Tensor:
-    series = u * (1 + u * (0.5 + u * (1 / 3 + u * (0.25 + u * 0.2))))
-    return torch.where(u < _SERIES_BELOW, series, -(1 - u).log()).log()
+    return torch.log1p(u.neg_()).neg_().log_()

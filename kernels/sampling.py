@@ -274,7 +274,7 @@ def sample_triton(
             token_ids, is_valid, logprobs, top_ids, top_logprobs, probabilities, logits.stride(0), vocab, num_blocks,
             num_top, HAS_TOP_K=p.top_k is not None, HAS_TOP_P=p.top_p is not None, HAS_MIN_P=p.min_p is not None,
             HAS_LOGPROBS=num_logprobs is not None, HAS_PROBABILITIES=with_probabilities, BLOCK=block,
-            BLOCK_PARTIALS=triton.next_power_of_2(num_blocks), STREAM=STREAM_SAMPLE, num_warps=16)
+            BLOCK_PARTIALS=triton.next_power_of_2(num_blocks), STREAM=STREAM_SAMPLE, num_warps=16, maxnreg=128)
     has_logprobs = num_logprobs is not None
     return Sampled(token_ids, is_valid.bool(), logprobs if has_logprobs else None, top_ids if has_logprobs else None,
                    top_logprobs if has_logprobs else None, probabilities if with_probabilities else None)
