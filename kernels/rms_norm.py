@@ -20,7 +20,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-6) -> tor
     _validate(x, weight, None, eps)
     if uses_triton(x):
         return rms_norm_triton(x, weight, None, eps)[0]
-    return rms_norm_reference(x, weight, None, eps)[0]
+    return rms_norm_torch(x, weight, None, eps)[0]
 
 
 def add_rms_norm(
@@ -30,7 +30,7 @@ def add_rms_norm(
     _validate(x, weight, residual, eps)
     if uses_triton(x):
         return rms_norm_triton(x, weight, residual, eps)
-    return rms_norm_reference(x, weight, residual, eps)
+    return rms_norm_torch(x, weight, residual, eps)
 
 
 @triton.jit
@@ -77,6 +77,20 @@ def rms_norm_triton(
 def _as_rows(x: torch.Tensor) -> torch.Tensor:
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
+def rms_norm_torch(
+    x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute both in fp32 with one pass for the norms and two for the product; with gradients by the reference."""
+    inputs = (x, weight) if residual is None else (x, weight, residual)
+    if torch.is_grad_enabled() and any(part.requires_grad for part in inputs):
+        return rms_norm_reference(x, weight, residual, eps)
+    total = x if residual is None else (x.float() + residual.float()).to(x.dtype)
+    values = total.float()
+    norm = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
+    scale = norm.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
+    return (values * scale).mul_(weight.float()).to(x.dtype), total
 
 
 def rms_norm_reference(

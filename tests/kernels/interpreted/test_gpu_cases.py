@@ -3,7 +3,19 @@ import torch
 
 from kernels.attention import AttentionConfig
 from kernels.block_sparse_attention import BlockSparseConfig
-from kernels.gpu_cases import Case, decode_case, dense_case, error_of, norm_case, nvfp4_case, select_case, sparse_case
+from kernels.gpu_case import Case, error_of
+from kernels.gpu_cases import decode_case, dense_case, norm_case, nvfp4_case, select_case, sparse_case
+from kernels.gpu_cases_rows import (
+    gelu_case,
+    head_norm_case,
+    kv_store_case,
+    layer_norm_case,
+    rotary_3d_case,
+    rotary_case,
+    silu_mul_case,
+    tile_case,
+)
+from kernels.gpu_cases_sampling import sampling_case, spec_accept_case
 from kernels.paged_attention import PagedConfig
 from kernels.quantization.nvfp4 import GemmConfig, GemvConfig
 
@@ -15,6 +27,19 @@ SMALL = [
     decode_case("decode", 2, 128, 64, (PagedConfig(64, 4, 2, 2),)),
     nvfp4_case("nvfp4", 1, 32, 128, 2, (GemvConfig(16, 64, 4, 2), GemmConfig(16, 32, 64, 4, 2))),
     norm_case("norm", 20, 100),
+    rotary_3d_case("rotary_3d", (3, 4, 5), 2, 64),
+    rotary_case("rotary", 40, 2, 64),
+    kv_store_case("kv_store", 100, 2, 64, False),
+    kv_store_case("kv_store float8", 100, 2, 64, True),
+    layer_norm_case("layer_norm", 20, 100),
+    silu_mul_case("silu_mul", 20, 100),
+    gelu_case("gelu", 20, 100),
+    head_norm_case("head norm", 20, 3, 64, False),
+    head_norm_case("norm over heads", 20, 3, 64, True),
+    tile_case("tiles", (5, 4, 6), (2, 4, 4), 2, 64),
+    sampling_case("sampling", 2, 200, 20, 0.9),
+    sampling_case("sampling, no cut", 2, 200, None, None),
+    spec_accept_case("spec_accept", 3, 3, 200),
 ]
 
 
