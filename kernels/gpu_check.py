@@ -25,6 +25,7 @@ import torch
 from kernels.dispatch import HAS_TRITON, can_run_triton
 from kernels.gpu_case import Case, error_of
 from kernels.gpu_cases import CASES
+from kernels.gpu_cases_decode import BLACKWELL_CASES, DECODE_CASES
 
 MAX_ERROR_RATIO = 2.0
 # twice what rounding weights and output to bf16 costs, where torch has no path of its own to compare with
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the checks; return 0 if all passed, 1 if one failed, 2 without a CUDA device."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
-    parser.add_argument("--budget-s", type=float, default=60.0, help="seconds for everything, compilation included")
+    parser.add_argument("--budget-s", type=float, default=300.0, help="seconds for everything, compilation included")
     parser.add_argument("--commit", help="commit to record; asked of git by default")
     parser.add_argument("--only", nargs="*", help="names of checks to run")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile ahead")
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available() or not can_run_triton(device):
         print("gpu_check: no CUDA device that runs Triton kernels here, nothing was checked", file=sys.stderr)
         return 2
-    cases = [c for c in CASES if not options.only or c.name in options.only]
+    cases = [c for c in _cases(device) if not options.only or c.name in options.only]
     report: dict[str, Any] = {"card": _card(device), "commit": options.commit or _commit(), "checks": {}}
     report["compile_s"] = _compile_ahead(cases, device, options.workers, COMPILE_SHARE * options.budget_s)
     report["ceilings"] = _guarded(lambda: _ceilings(device))
@@ -63,6 +64,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.out.write_text(json.dumps(report, indent=1, default=str))
     print(_table(report))
     return 0 if all(check.get("passed") or "skipped" in check for check in report["checks"].values()) else 1
+
+
+def _cases(device: torch.device) -> list[Case]:
+    """The cases that this card can run."""
+    is_blackwell = torch.cuda.get_device_capability(device) >= (10, 0)
+    return [*CASES, *DECODE_CASES, *(BLACKWELL_CASES if is_blackwell else ())]
 
 
 def _run(case: Case, device: torch.device, ceilings: dict[str, Any], deadline: float) -> dict[str, Any]:
@@ -181,7 +188,7 @@ def _compile_ahead(cases: list[Case], device: torch.device, workers: int, limit_
 def _compile_one(name: str, index: int, arch: int) -> None:
     from kernels.dry_launch import dry_launches
 
-    case = next(c for c in CASES if c.name == name)
+    case = next(c for c in (*CASES, *DECODE_CASES, *BLACKWELL_CASES) if c.name == name)
     with dry_launches(arch):
         case.launch(case.make(torch.device("cpu"), False), case.configs[index])
 

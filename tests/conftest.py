@@ -14,7 +14,7 @@ settings.load_profile("tests")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep a file's tests, which share its fixtures, in one process (`--dist loadgroup`), but for those marked spread."""
+    """Keep a file's tests, which share its fixtures, in one process (--dist loadgroup), but for those marked spread."""
     for item in items:
         if item.get_closest_marker("spread") is None:
             item.add_marker(pytest.mark.xdist_group(item.location[0]))
