@@ -5,7 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from kernels.gpu_cases import Case, Inputs
+from kernels.gpu_case import Case, Inputs
 from kernels.paged_attention import PagedConfig, paged_attention_reference, paged_attention_triton
 from kernels.quantization.fp8 import FP8Tensor, dequantize_fp8, fp8_linear_scaled_mm, quantize_fp8
 from kernels.quantization.nvfp4 import NVFP4Tensor, dequantize_nvfp4, quantize_nvfp4

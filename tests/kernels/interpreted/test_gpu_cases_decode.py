@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kernels.gpu_cases import Case, error_of
+from kernels.gpu_case import Case, error_of
 from kernels.gpu_cases_decode import (
     BLACKWELL_CASES,
     DECODE_CASES,
