@@ -97,7 +97,7 @@ def test_seeds_draw_apart_from_each_other() -> None:
 @pytest.mark.parametrize(("cut", "processor"), [
     ({"temperature": 0.7}, lambda: TemperatureLogitsWarper(0.7)), ({"top_k": 9}, lambda: TopKLogitsWarper(9)),
     ({"top_p": 0.8}, lambda: TopPLogitsWarper(0.8)), ({"top_p": 0.999}, lambda: TopPLogitsWarper(0.999)),
-    ({"min_p": 0.1}, lambda: MinPLogitsWarper(0.1))], ids=str)
+    ({"min_p": 0.1}, lambda: MinPLogitsWarper(0.1))], ids=["temperature", "top_k", "top_p", "top_p near 1", "min_p"])
 @pytest.mark.parametrize("vocab", [1, 63, 128, 1000, 4 * HEAD])
 def test_distributions_equal_transformers(
     vocab: int, cut: dict[str, Any], processor: Callable[[], LogitsProcessor]
