@@ -7,7 +7,6 @@ and temporary folders, of logs, spans and Valkey has it.
 import base64
 import io
 import json
-import mmap
 import os
 import shutil
 import tempfile
@@ -139,19 +138,17 @@ def places(service: Service, words: list[str]) -> list[str]:
             if not path.is_file() or MODELS in path.parts[len(folder.parts) :][:1]:
                 continue
             try:
-                with path.open("rb") as file:
-                    if os.fstat(file.fileno()).st_size == 0:
-                        continue
-                    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                        found += [f"{path.name}: {word!r}" for word in wanted if content.find(word) >= 0]
+                # read, not mapped: a log that is emptied meanwhile would end this process
+                content = path.read_bytes()
             except FileNotFoundError:
                 continue
+            found += [f"{path.name}: {word!r}" for word in wanted if word in content]
     client = valkey(service)
     # a dump would hold its words compressed
     client.config_set("rdbcompression", "no")
     for key in client.scan_iter():
-        content = key + (client.dump(key) or b"")
-        found += [f"{key!r}: {word!r}" for word in wanted if word in content]
+        kept = key + (client.dump(key) or b"")
+        found += [f"{key!r}: {word!r}" for word in wanted if word in kept]
     client.close()
     return found
 
