@@ -1,10 +1,11 @@
 """Trains a smaller Wan of the tiny world on CPU cores: `python -m video.tiny.train_small autoencoder --out runs/small`.
 
 The stages, each with its own seconds of wall clock: `autoencoder`, `text`, `encode`, `transformer`. Clips are 64x96
-or 96x160 pixels and 17 or 33 frames long. The autoencoder and the text encoder learn the whole tiny world, the denoiser
-a part of it that two cores learn in two hours: one thing before a still camera. `--resume` goes on from the state of an
-interrupted stage, `--from` starts a stage from the weights of an earlier run in another folder. `decoder` goes on with
-the decoder of --from alone, while the denoiser trains on the latents that its encoder gives.
+or 96x160 pixels and 1 to 33 frames long. The autoencoder and the text encoder learn the whole tiny world, the denoiser
+a part of it that two cores learn in some hours: one thing before a still camera, laid out by `video.tiny.settle`.
+`--resume` goes on from the state of an interrupted stage, `--from` starts a stage from the weights of an earlier run in
+another folder. `decoder` goes on with the decoder of --from alone, while the denoiser trains on the latents that its
+encoder gives.
 
 Invariant: weights, states and the log lie in --out, under the names that `video.tiny.convert` reads.
 """
@@ -29,6 +30,7 @@ from video.tiny.model import build_autoencoder, build_text_encoder
 from video.tiny.optim import Budget
 from video.tiny.paths import poses
 from video.tiny.runs import Log, load_weights
+from video.tiny.settle import settle
 from video.tiny.train_autoencoder import Crop
 from video.tiny.world import Scene
 
@@ -42,10 +44,10 @@ CROPS = (Crop("near", 9, 8, 0.6), Crop("near", 17, 4, 0.15), Crop("wide", 17, 2,
 BUCKETS = (
     Bucket(64, 96, 17, 48, share=0.4, late_share=0.1, material=0.2, max_clips=3072),
     Bucket(64, 96, 33, 24, share=0.1, late_share=0.1, material=0.1, max_clips=512),
-    Bucket(96, 160, 17, 20, share=0.25, late_share=0.5, material=0.4, max_clips=3072),
+    Bucket(96, 160, 17, 20, share=0.25, late_share=0.5, material=0.4, max_clips=2048),
     Bucket(96, 160, 33, 10, share=0.05, late_share=0.15, material=0.3, max_clips=1280),
     # shapes cost a fifth here of what they cost in a clip of two seconds
-    Bucket(96, 160, 1, 96, share=0.2, late_share=0.05, material=0.1, max_clips=16384),
+    Bucket(96, 160, 1, 96, share=0.2, late_share=0.05, material=0.1, max_clips=8192),
     Bucket(96, 160, 5, 48, share=0.5, late_share=0.3, material=0.2, max_clips=4096),
 )
 CAPTIONS_EACH = 6
@@ -140,7 +142,7 @@ def taught_scenes(split: str, first_seed: int, count: int, captions_each: int) -
         said = bank.say(bank.Job(split, seed, 64, captions_each))
         for scene, ids in zip(said.scenes, said.ids, strict=True):
             if is_taught(scene):
-                scenes.append(scene)
+                scenes.append(settle(scene))
                 rows.append(ids)
         while scenes and len(scenes) >= min(64, count):
             size = min(64, count)
