@@ -157,7 +157,11 @@ class Courier:
         secrets = message.secrets or [service_secret(self.settings)]
         attempt = message.attempts - message.uncounted + 1
         param = "webhook_url" if message.endpoint_id is None else "url"
-        about: dict[str, str | int] = {"job_id": message.job_id, "message_id": message.id, "attempt": attempt}
+        about: dict[str, str | int] = {"message_id": message.id, "attempt": attempt}
+        if message.job_id is not None:
+            about["job_id"] = message.job_id
+        if message.batch_id is not None:
+            about["batch_id"] = message.batch_id
         with self.tracing.span("webhook delivery", message.traceparent, kind="client", **about) as span:
             answer = await sender.send(
                 message.url, message.payload, message_id=message.id, secrets=secrets, param=param
@@ -184,7 +188,8 @@ class Courier:
         )
         level = logging.INFO if is_delivered else logging.WARNING
         again = f", again in {outcome.wait_s:.0f} s" if outcome.wait_s is not None else ""
-        logger.log(level, "message %s of job %s: %s%s", message.id, message.job_id, error or "delivered", again)
+        subject = message.job_id or message.batch_id
+        logger.log(level, "message %s of %s: %s%s", message.id, subject, error or "delivered", again)
 
 
 def _listen(celery: Celery, wake: Callable[[], object]) -> None:

@@ -15,6 +15,7 @@ from media_server.artifacts.store import ArtifactStore
 from media_server.batches import files
 from media_server.batches.running import hold
 from media_server.batches.store import BatchRow, load
+from media_server.jobs import outbox
 from media_server.jobs.database import Database
 from media_server.jobs.tables import batch_lines, batches
 from media_server.jobs.tables import files as files_table
@@ -57,6 +58,7 @@ def finish(db: Database, artifacts: ArtifactStore, batch_id: str, worker: str, *
             .values(status=batch.ending, ended_at=tx.now(), lease_owner=None, lease_until=None, **made)
         )
         tx.conn.execute(batch_lines.delete().where(batch_lines.c.batch_id == batch_id))
+        outbox.enqueue_batch(tx, batch_id, batch.owner_key_id, f"batch.{batch.ending}")
         return load(tx, batch_id)
 
 

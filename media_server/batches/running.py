@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from media_server.batches.lines import LineSpec, failed
 from media_server.batches.store import ENDED, BatchRow, load
+from media_server.jobs import outbox
 from media_server.jobs.database import Database, Transaction
 from media_server.jobs.states import TERMINAL
 from media_server.jobs.tables import batch_lines, batches, jobs
@@ -120,6 +121,7 @@ def fail(db: Database, batch_id: str, worker: str, errors: list[dict[str, Any]])
             .where(batches.c.id == batch_id)
             .values(status="failed", errors=errors, ended_at=tx.now(), lease_owner=None, lease_until=None)
         )
+        outbox.enqueue_batch(tx, batch_id, load(tx, batch_id).owner_key_id, "batch.failed")
 
 
 def begin_lines(db: Database, batch_id: str, worker: str, limit: int) -> list[Line]:

@@ -1,4 +1,4 @@
-"""Messages to webhook receivers: written with the end of the job, taken by the delivery worker under a lease.
+"""Messages to webhook receivers: written with the end of the job or batch, taken by the delivery worker under a lease.
 
 Standard Webhooks: the row's id is the `webhook-id`; its payload is fixed when it is written, so each try sends and
 signs the same bytes. Only roots are announced: a film's shots are its own affair.
@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import sqlalchemy as sa
@@ -17,7 +18,7 @@ from media_server.figures import WEBHOOK_LAG_SECONDS, WEBHOOK_TRIES, WEBHOOK_TRY
 from media_server.ids import new_id
 from media_server.jobs.database import Database, Transaction
 from media_server.jobs.spec import Job
-from media_server.jobs.tables import deliveries, jobs, outbox, webhook_endpoints
+from media_server.jobs.tables import batches, deliveries, jobs, outbox, webhook_endpoints
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,9 @@ class Message:
     """One message to one receiver, with the secrets that are valid now (newest first; none for a per-job URL)."""
 
     id: str
-    job_id: str
+    # what it is about: one of the two
+    job_id: str | None
+    batch_id: str | None
     endpoint_id: str | None
     url: str
     receiver: str
@@ -44,7 +47,7 @@ class Message:
     uncounted: int
     secrets: list[str]
     created_at: float
-    # of the request that made the job
+    # of the request that made the job or the batch
     traceparent: str | None
 
 
@@ -56,45 +59,66 @@ def enqueue(tx: Transaction, job: Job, event_seq: int, type: str) -> int:
     receivers: list[tuple[str | None, str | None, str]] = []
     if job.webhook_url:
         receivers.append((None, job.webhook_url, receiver_of(job.webhook_url, job.owner_key_id)))
-    for endpoint in tx.conn.execute(
-        sa.select(webhook_endpoints.c.id, webhook_endpoints.c.event_types).where(
-            webhook_endpoints.c.is_enabled,
-            webhook_endpoints.c.owner_key_id == job.owner_key_id
-            if job.owner_key_id is not None
-            else webhook_endpoints.c.owner_key_id.is_(None),
-        )
-    ):
-        if type in endpoint.event_types or ANY_EVENT in endpoint.event_types:
-            receivers.append((endpoint.id, None, endpoint.id))
-    now = tx.now()
+    receivers += [(id, None, id) for id in _endpoints_for(tx, job.owner_key_id, type)]
     for endpoint_id, url, receiver in receivers:
-        id = new_id("evt")
-        tx.conn.execute(
-            outbox.insert().values(
-                id=id,
-                event_seq=event_seq,
-                job_id=job.id,
-                owner_key_id=job.owner_key_id,
-                endpoint_id=endpoint_id,
-                url=url,
-                receiver=receiver,
-                type=type,
-                payload=make_payload(id, type, job.id, now),
-                state="pending",
-                attempts=0,
-                uncounted=0,
-                next_at=now,
-                created_at=now,
-            )
+        _write(
+            tx,
+            type,
+            job.id,
+            job_id=job.id,
+            event_seq=event_seq,
+            owner_key_id=job.owner_key_id,
+            endpoint_id=endpoint_id,
+            url=url,
+            receiver=receiver,
         )
     if receivers:
         tx.ring(DELIVERIES_POOL)
     return len(receivers)
 
 
-def make_payload(id: str, type: str, job_id: str, created_at: float) -> str:
-    """Write what a receiver is told: OpenAI's event, which names the job and says nothing more of it."""
-    event = {"id": id, "object": "event", "created_at": int(created_at), "type": type, "data": {"id": job_id}}
+def enqueue_batch(tx: Transaction, batch_id: str, owner_key_id: str | None, type: str) -> int:
+    """Write a row for each endpoint of an owner's that wants this event of a batch; returns how many."""
+    endpoints = _endpoints_for(tx, owner_key_id, type)
+    for id in endpoints:
+        _write(tx, type, batch_id, batch_id=batch_id, owner_key_id=owner_key_id, endpoint_id=id, receiver=id)
+    if endpoints:
+        tx.ring(DELIVERIES_POOL)
+    return len(endpoints)
+
+
+def _endpoints_for(tx: Transaction, owner_key_id: str | None, type: str) -> list[str]:
+    """Find the enabled endpoints of an owner that want an event."""
+    owner = webhook_endpoints.c.owner_key_id
+    rows = tx.conn.execute(
+        sa.select(webhook_endpoints.c.id, webhook_endpoints.c.event_types).where(
+            webhook_endpoints.c.is_enabled, owner == owner_key_id if owner_key_id is not None else owner.is_(None)
+        )
+    )
+    return [row.id for row in rows if type in row.event_types or ANY_EVENT in row.event_types]
+
+
+def _write(tx: Transaction, type: str, about: str, **values: Any) -> None:
+    """Write one message, due now."""
+    id, now = new_id("evt"), tx.now()
+    tx.conn.execute(
+        outbox.insert().values(
+            id=id,
+            type=type,
+            payload=make_payload(id, type, about, now),
+            state="pending",
+            attempts=0,
+            uncounted=0,
+            next_at=now,
+            created_at=now,
+            **values,
+        )
+    )
+
+
+def make_payload(id: str, type: str, about: str, created_at: float) -> str:
+    """Write what a receiver is told: OpenAI's event, which names the job or batch and says nothing more of it."""
+    event = {"id": id, "object": "event", "created_at": int(created_at), "type": type, "data": {"id": about}}
     return json.dumps(event, separators=(",", ":"))
 
 
@@ -186,8 +210,12 @@ def claim_due(
             {"now": tx.now()},
         ).all()
         rows = tx.conn.execute(
-            sa.select(outbox, webhook_endpoints, jobs.c.traceparent)
-            .select_from(both.join(jobs, outbox.c.job_id == jobs.c.id))
+            sa.select(outbox, webhook_endpoints, jobs.c.traceparent, batches.c.traceparent)
+            .select_from(
+                both.outerjoin(jobs, outbox.c.job_id == jobs.c.id).outerjoin(
+                    batches, outbox.c.batch_id == batches.c.id
+                )
+            )
             .where(outbox.c.id.in_(taken))
             .order_by(outbox.c.next_at, outbox.c.id)
             .set_label_style(sa.LABEL_STYLE_TABLENAME_PLUS_COL)
@@ -200,6 +228,7 @@ def claim_due(
                 Message(
                     id=row.outbox_id,
                     job_id=row.outbox_job_id,
+                    batch_id=row.outbox_batch_id,
                     endpoint_id=row.outbox_endpoint_id,
                     url=row.outbox_url or row.webhook_endpoints_url,
                     receiver=row.outbox_receiver,
@@ -209,7 +238,7 @@ def claim_due(
                     uncounted=row.outbox_uncounted,
                     secrets=secrets,
                     created_at=row.outbox_created_at,
-                    traceparent=row.jobs_traceparent,
+                    traceparent=row.jobs_traceparent or row.batches_traceparent,
                 )
             )
         return messages
@@ -255,7 +284,8 @@ def settle(
         # a replay says nothing of how late the first message was
         if state == "delivered" and not message.uncounted:
             tx.counts.observe(WEBHOOK_LAG_SECONDS, seconds=max(0.0, now - message.created_at))
-        if state != "pending" and tx.conn.scalar(sa.select(jobs.c.deleted_at).where(jobs.c.id == message.job_id)):
+        is_deleted = sa.select(jobs.c.deleted_at).where(jobs.c.id == message.job_id)
+        if state != "pending" and message.job_id is not None and tx.conn.scalar(is_deleted):
             forget_urls(tx, message.job_id)
         tx.conn.execute(
             deliveries.insert().values(

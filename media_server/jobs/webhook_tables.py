@@ -35,14 +35,16 @@ webhook_endpoints = Table(
     Index("ix_webhook_endpoints_owner", "owner_key_id", "created_at", "id"),
 )
 
-# one message to one receiver; written by the transaction that ended the job
+# one message to one receiver, about a job or a batch; written by the transaction that ended it
 outbox = Table(
     "outbox",
     metadata,
     # evt_…, the webhook-id that receivers remember
     Column("id", String, primary_key=True),
-    Column("event_seq", BigInteger, nullable=False),
-    Column("job_id", String, ForeignKey("jobs.id"), nullable=False),
+    Column("event_seq", BigInteger),
+    Column("job_id", String, ForeignKey("jobs.id")),
+    # no foreign key: the log outlives the batch
+    Column("batch_id", String),
     Column("owner_key_id", String),
     # a managed endpoint, or the URL that the request named
     Column("endpoint_id", String, ForeignKey("webhook_endpoints.id", ondelete="CASCADE")),
@@ -63,6 +65,7 @@ outbox = Table(
     Column("created_at", Double, nullable=False),
     Column("settled_at", Double),
     UniqueConstraint("event_seq", "endpoint_id"),
+    UniqueConstraint("batch_id", "endpoint_id"),
     Index("ix_outbox_due", "state", "next_at"),
     Index("ix_outbox_job", "job_id"),
     # the log, newest first, whole or of an endpoint; and what is old enough to be forgotten

@@ -26,12 +26,13 @@ async def list_webhook_deliveries(
     owner: Owner,
     webhook_endpoint_id: Annotated[str | None, Query(pattern=ID_PATTERN, description="Only to this endpoint.")] = None,
     job_id: Annotated[str | None, Query(pattern=ID_PATTERN, description="Only of this job.")] = None,
+    batch_id: Annotated[str | None, Query(pattern=ID_PATTERN, description="Only of this batch.")] = None,
     status: Annotated[log.State | None, Query(description="Only in this state.")] = None,
     event_type: Annotated[objects.EventType | None, Query(description="Only of this event.")] = None,
     after: Annotated[str | None, Query(pattern=ID_PATTERN, description="The last id of the page before.")] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> dict[str, object]:
-    """List the messages that the caller's jobs sent, newest first; settled ones for 30 days."""
+    """List the messages that the caller's jobs and batches sent, newest first; settled ones for 30 days."""
     db: Database = request.app.state.db
 
     def read() -> dict[str, object]:
@@ -40,6 +41,7 @@ async def list_webhook_deliveries(
             owner.owner_key_id,
             endpoint_id=webhook_endpoint_id,
             job_id=job_id,
+            batch_id=batch_id,
             state=status,
             type=event_type,
             after=after,

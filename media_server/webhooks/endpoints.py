@@ -6,6 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from media_server.batches.store import ENDED as BATCH_ENDED
 from media_server.errors import Conflict, NotFound
 from media_server.ids import new_id
 from media_server.jobs import idempotency
@@ -15,8 +16,11 @@ from media_server.jobs.tables import webhook_endpoints
 from media_server.webhooks.pages import place_after
 from media_server.webhooks.signing import new_secret
 
-# the ends of the jobs that are announced: a film's children are its own affair, and joining is always one
-EVENT_TYPES = tuple(f"{kind}.{status}" for kind in ("video", "film", "storyboard") for status in TERMINAL)
+# the ends that are announced: a film's children are its own affair, and joining is always one
+EVENT_TYPES = (
+    *(f"{kind}.{status}" for kind in ("video", "film", "storyboard") for status in TERMINAL),
+    *(f"batch.{status}" for status in BATCH_ENDED),
+)
 # each adds a message to every job
 MAX_ENDPOINTS = 100
 OLD_SECRET_S = 86400.0

@@ -36,7 +36,8 @@ class Delivery:
     """A message, its tries and what comes next; the URL is null if it was the request's own and is erased."""
 
     id: str
-    job_id: str
+    job_id: str | None
+    batch_id: str | None
     endpoint_id: str | None
     url: str | None
     type: str
@@ -61,6 +62,7 @@ def list_deliveries(
     *,
     endpoint_id: str | None = None,
     job_id: str | None = None,
+    batch_id: str | None = None,
     state: State | None = None,
     type: str | None = None,
     after: str | None = None,
@@ -74,6 +76,7 @@ def list_deliveries(
     for column, wanted in (
         (outbox.c.endpoint_id, endpoint_id),
         (outbox.c.job_id, job_id),
+        (outbox.c.batch_id, batch_id),
         (outbox.c.state, state),
         (outbox.c.type, type),
     ):
@@ -180,6 +183,7 @@ def _select() -> sa.Select[Any]:
     columns = (
         table.c.id,
         table.c.job_id,
+        table.c.batch_id,
         table.c.endpoint_id,
         sa.func.coalesce(table.c.url, webhook_endpoints.c.url).label("url"),
         table.c.type,

@@ -35,6 +35,10 @@ EventType = Literal[
     "storyboard.completed",
     "storyboard.failed",
     "storyboard.cancelled",
+    "batch.completed",
+    "batch.failed",
+    "batch.expired",
+    "batch.cancelled",
 ]
 Subscription = Literal[EventType, "*"]
 EventTypes = Annotated[
@@ -204,6 +208,7 @@ class WebhookDelivery(BaseModel):
                     "object": "webhook_delivery",
                     "event_type": "video.completed",
                     "job_id": _VIDEO,
+                    "batch_id": None,
                     "webhook_endpoint_id": _WHE,
                     "url": "https://example.com/hook",
                     "status": "pending",
@@ -228,7 +233,8 @@ class WebhookDelivery(BaseModel):
     id: str = Field(description="The message's `webhook-id`, the same in each try and each replay.")
     object: Literal["webhook_delivery"]
     event_type: str
-    job_id: str
+    job_id: str | None = Field(description="The job that it tells of; null if it is a batch.")
+    batch_id: str | None = Field(description="The batch that it tells of; null if it is a job.")
     webhook_endpoint_id: str | None = Field(description="Null for a request's own `webhook_url`.")
     url: str | None = Field(description="Null once the job is deleted whose `webhook_url` it was.")
     status: Literal["pending", "delivered", "dead"]
@@ -283,6 +289,7 @@ def delivery_object(delivery: log.Delivery) -> WebhookDelivery:
         object="webhook_delivery",
         event_type=delivery.type,
         job_id=delivery.job_id,
+        batch_id=delivery.batch_id,
         webhook_endpoint_id=delivery.endpoint_id,
         url=delivery.url,
         status=delivery.state,

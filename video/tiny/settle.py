@@ -1,7 +1,8 @@
 """The layout that two cores can teach: things start on the grid of the denoiser's tokens and keep one pace a motion.
 
-A thing that stands anywhere has another latent at each place, and a small denoiser answers with the mean of them, a blob.
-On the grid a shape has a handful of latents in all. The words of a scene stay as they are; so does what a scorer reads.
+A thing that stands anywhere has another latent at each place, and a small denoiser answers with the mean of them, a
+blob. On the grid a shape has a handful of latents in all. The words of a scene stay as they are; so does what a scorer
+reads.
 
 Invariants: a settled scene settles to itself; its thing has left the frame at no time.
 """

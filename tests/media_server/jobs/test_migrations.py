@@ -13,6 +13,7 @@ from media_server.jobs.idempotency import HeldKey, KeyedRequest
 from media_server.jobs.lists import JobFilter
 from media_server.jobs.states import Status
 from media_server.migrations import _config
+from media_server.webhooks import log
 
 METADATA = {"scene": "7", "note": "ü" * 512, "long": "x" * 3000}
 
@@ -62,7 +63,13 @@ def test_rows_of_the_first_release_are_taken_along(first: Database) -> None:
         _message(conn, "evt_2", "video_a", 2, endpoint_id="whe_1")
         _message(conn, "evt_3", "video_a", 3, state="delivered", next_at=None)
         _message(conn, "evt_4", "video_a", 4, url="https://[broken")
+        for number in (1, 2):
+            _row(
+                conn, "deliveries", outbox_id="evt_3", number=number, started_at=1.0, duration_s=0.5, status_code=200,
+            )  # fmt: skip
     migrate(first)
+    tries = [try_.number for try_ in log.get(first, "evt_3", None).tries]
+    assert tries == [1, 2]
     page = store.list_jobs(first, only=JobFilter(metadata={"scene": "7"}, status=Status.QUEUED))
     assert [job.id for job in page.data] == ["video_a"]
     assert page.data[0].metadata == METADATA
