@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
 import sqlalchemy as sa
 
 from media_server.figures import WEBHOOK_LAG_SECONDS, WEBHOOK_TRIES, WEBHOOK_TRY_SECONDS
@@ -135,6 +134,9 @@ def receiver_of(url: str, owner_key_id: str | None) -> str:
     others have their receivers on; the path does not count, since programs that wait for one answer have one each.
     """
     owner = f"{owner_key_id} " if owner_key_id else ""
+    # most processes that end a job send nothing
+    import httpx
+
     try:
         parts = httpx.URL(url)
     except (httpx.InvalidURL, UnicodeError):
