@@ -20,18 +20,22 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.faults.result import Result
+from tests.faults.result import NotResumable, Result
 from tests.faults.sitting import Sitting
 
 RESULTS = Path(__file__).with_name("results")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a campaign; returns 1 if it has found something."""
+    """Run a campaign; returns 1 if it has found something, 2 if there is none to go on with."""
     arguments = _parse(argv)
     out = arguments.out or RESULTS / "campaign.json"
     if arguments.resume:
-        result = Result.read(out)
+        try:
+            result = Result.read(out)
+        except NotResumable as error:
+            print(f"campaign: {error}", file=sys.stderr)
+            return 2
     else:
         result = Result(arguments.seed if arguments.seed is not None else int(time.time()), arguments.actions)
     wanted = result.num_wanted - result.num_checked
