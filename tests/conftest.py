@@ -1,6 +1,8 @@
 """What holds for all tests: folders of services go away with the run, and no example fails by a busy machine alone."""
 
+import functools
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -36,3 +38,16 @@ def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         patch.setattr(tempfile, "tempdir", folder)
         yield
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates_read_once() -> Iterator[None]:
+    # every httpx client reads them when it is made, and tests make one for each question they ask over plain HTTP
+    if "httpx" not in sys.modules:
+        yield
+        return
+    from httpx._transports import default
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(default, "create_ssl_context", functools.cache(default.create_ssl_context))
+        yield

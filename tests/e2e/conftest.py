@@ -81,8 +81,7 @@ class Service:
 
     @property
     def http(self) -> httpx.Client:
-        # nothing of HTTPS: reading the certificates takes longer than an answer, and tests ask many times a second
-        return httpx.Client(base_url=self.url, timeout=60, trust_env=False, verify=False)
+        return httpx.Client(base_url=self.url, timeout=60, trust_env=False)
 
     @cached_property
     def openai(self) -> openai.OpenAI:

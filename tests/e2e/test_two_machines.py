@@ -49,7 +49,7 @@ class House:
 
     @property
     def http(self) -> httpx.Client:
-        return httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60, trust_env=False, verify=False)
+        return httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60, trust_env=False)
 
     def run(self, machine: str, *command: str) -> None:
         """Start one process on a machine."""
