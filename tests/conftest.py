@@ -46,8 +46,8 @@ def certificates_read_once() -> Iterator[None]:
     if "httpx" not in sys.modules:
         yield
         return
-    from httpx._transports import default
+    import httpx
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(default, "create_ssl_context", functools.cache(default.create_ssl_context))
+        patch.setattr("httpx._transports.default.create_ssl_context", functools.cache(httpx.create_ssl_context))
         yield

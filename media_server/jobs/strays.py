@@ -85,7 +85,11 @@ def _strays(tx: Transaction, by_owner: dict[str, set[str]], *, with_unknown: boo
     for owner, parts in by_owner.items():
         if owner in rows:
             row = rows[owner]
-            found += [f"{owner}/{part}/" for part in sorted(parts) if _is_stray(part, row)]
+            found += [
+                f"{owner}/{part}/"
+                for part in sorted(parts)
+                if _is_stray(part, row.status, row.attempt, row.winning_attempt, is_deleted=row.deleted_at is not None)
+            ]
         elif owner not in with_row and with_unknown:
             found.append(f"{owner}/")
     # those are in hand, and some of them are to wait
@@ -94,14 +98,12 @@ def _strays(tx: Transaction, by_owner: dict[str, set[str]], *, with_unknown: boo
     return [prefix for prefix, folder in zip(found, folders, strict=True) if not {prefix, folder} & in_hand]
 
 
-def _is_stray(part: str, job: "sa.Row[tuple[str, str, int, int | None, float | None]]") -> bool:
+def _is_stray(part: str, status: str, attempt: int, winning_attempt: int | None, *, is_deleted: bool) -> bool:
     """Say whether a part of a job's files is nobody's: one of an attempt that is over, or of a job that is deleted."""
-    has_ended = job.status in TERMINAL
-    if job.deleted_at is not None:
-        return has_ended
-    if part == SEGMENTS:
+    has_ended = status in TERMINAL
+    if is_deleted or part == SEGMENTS:
         return has_ended
     if not _ATTEMPT.fullmatch(part):
         # its inputs
         return False
-    return int(part) != job.winning_attempt if has_ended else int(part) < job.attempt
+    return int(part) != winning_attempt if has_ended else int(part) < attempt

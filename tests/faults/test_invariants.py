@@ -108,7 +108,7 @@ def test_a_receiver_finds_what_came_twice_or_not_at_all() -> None:
 
 
 def test_a_customer_notices_what_goes_backwards() -> None:
-    customer = Customer("http://127.0.0.1:1", "http://127.0.0.1:1", 1, with_films=False)
+    customer = Customer("http://127.0.0.1:1", 1, with_films=False)
     entry = Entry(key="1-0", kind="clip", id="video_1")
     for attempt, progress, status, said in (
         (1, 40, "in_progress", None),

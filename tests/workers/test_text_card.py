@@ -4,8 +4,9 @@ import hashlib
 import json
 import os
 import shutil
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
@@ -138,7 +139,7 @@ def test_a_process_that_starts_again_reads_no_weights(
     db = open_migrated(Settings(data_dir=data_dir).database)
     read: list[str] = []
 
-    def note(file: IO[bytes], algorithm: str) -> Any:
+    def note(file: BufferedReader, algorithm: str) -> Any:
         read.append(Path(file.name).name)
         return digest(file, algorithm)
 
