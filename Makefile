@@ -41,7 +41,7 @@ test: $(STAMPS)/postgresql lint unit e2e
 
 lint: setup
 	$(BIN)/ruff check $(SOURCES)
-	$(BIN)/mypy -n 2 $(SOURCES)
+	$(BIN)/mypy $(SOURCES)
 	$(BIN)/lint-imports
 
 unit: setup
