@@ -1,7 +1,8 @@
 # make setup   a virtual environment with everything in it, and .venv/bin/media-server
 # make film    one film from one sentence: make film IDEA="A red ball finds a friend."
 # make test    lint, types, layers, units, end to end; the store on SQLite and on PostgreSQL
-# make faults  the service under random faults, in N actions: make faults N=1000 SEED=7
+# make faults  the service under random faults, in N actions: make faults N=1000 SEED=7; if that was broken off,
+#              make faults RESUME=1 does what is left of it
 # make lint    the first three of these alone
 # make bench-api  the job API under load beside a bare route, on this machine: best when it is quiet
 # make bench-kernels  the kernel library's CPU paths beside plain torch
@@ -17,12 +18,16 @@ SOURCES := media_server workers llm video kernels tests setup.py
 
 export IDEA ?= A red ball rolls through the night and finds a blue friend.
 
-# both cores work on tests; each process computes on one
-TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+# both cores work on tests; each process computes on one, and compiles no module that another has compiled before
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
-# of `make faults`: actions, and the seed if it is to be another than the time
+# processes of the end-to-end tests, each with services of its own: make e2e E2E_PROCESSES=2
+E2E_PROCESSES ?= 0
+
+# of `make faults`: actions, the seed if it is to be another than the time, and whether to go on with the last one
 N ?= 1000
 SEED ?=
+RESUME ?=
 
 .PHONY: setup film test lint unit e2e faults bench-api bench-kernels wheels clean
 .DELETE_ON_ERROR:
@@ -46,10 +51,11 @@ unit: setup
 		$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/kernels/interpreted; fi
 
 e2e: setup
-	$(TEST_ENV) $(BIN)/python -m pytest -q -m e2e tests/e2e tests/faults
+	$(TEST_ENV) $(BIN)/python -m pytest -q -m e2e -n $(E2E_PROCESSES) --dist loadgroup tests/e2e tests/faults
 
 faults: setup
-	$(TEST_ENV) $(BIN)/python -m tests.faults.campaign --actions $(N) $(if $(SEED),--seed $(SEED)) $(FAULTS)
+	$(TEST_ENV) $(BIN)/python -m tests.faults.campaign --actions $(N) $(if $(SEED),--seed $(SEED)) \
+		$(if $(RESUME),--resume) $(FAULTS)
 
 # for the tests: Debian's package, where it is missing and may be installed; its own server is not started
 $(STAMPS)/postgresql: $(STAMPS)/venv

@@ -7,7 +7,6 @@ A page of any site can post a form to 127.0.0.1, and browsers say so in `Origin`
 here, and browsers say so in `Host`. Both are refused.
 """
 
-import ipaddress
 from dataclasses import dataclass, field
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -15,11 +14,12 @@ from urllib.parse import urlsplit
 from fastapi import Depends
 from starlette.requests import Request
 
-from media_server.errors import ConfigurationError, Forbidden, NotFound, Unauthorized
+from media_server.errors import Forbidden, NotFound, Unauthorized
 from media_server.jobs.database import Database
 from media_server.jobs.spec import Job, JobKind
-from media_server.keys import SCOPES, Scope, find_key, find_valid_key, has_keys, has_valid_keys
+from media_server.keys import SCOPES, Scope, find_key, find_valid_key, has_keys
 from media_server.limits import KeyLimits
+from media_server.open_address import is_loopback
 from media_server.settings import Settings
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -102,29 +102,6 @@ def is_still_allowed(request: Request, caller: Caller) -> bool:
     except Unauthorized:
         return False
     return found.owner_key_id == caller.owner_key_id
-
-
-def refuse_open_address(settings: Settings, db: Database) -> None:
-    """Raise ConfigurationError if the service would listen to other machines without a key that opens it."""
-    if is_loopback(settings.host) or has_valid_keys(db):
-        return
-    raise ConfigurationError(
-        f"Without a valid API key the service listens on loopback only, and {settings.host} is not: make a key first "
-        "with `media-server keys create NAME`, or listen on 127.0.0.1.",
-        param="host",
-        rule="loopback, or a valid key",
-        value=settings.host,
-    )
-
-
-def is_loopback(host: str) -> bool:
-    """Say whether a bind address is reachable from this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _authenticate(request: Request, settings: Settings) -> Caller:

@@ -30,7 +30,7 @@ from media_server.errors import ConfigurationError, Conflict, NotFound, SchemaVe
 from media_server.jobs import store
 from media_server.jobs.database import Database, make_data_dir, open_database
 from media_server.jobs.tables import artifacts, checkpoints, files, jobs, models
-from media_server.migrations import head_revision, known_revisions
+from media_server.migrations import HEAD, known_revisions
 from media_server.settings import Settings
 from media_server.webhooks.signing import SECRET_FILE
 
@@ -81,7 +81,7 @@ def back_up(settings: Settings, target: Path) -> Report:
             {
                 "v": VERSION,
                 "release": version("media-server"),
-                "revision": head_revision(),
+                "revision": HEAD,
                 "created_at": time.time(),
                 "parts": report.parts,
                 "bad": report.bad,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import httpx
 
+from media_server.certificates import certificates
 from media_server.errors import InvalidRequest
 
 MAX_REDIRECTS = 5
@@ -64,7 +65,7 @@ async def fetch(
             httpx.AsyncClient(
                 trust_env=False,
                 follow_redirects=False,
-                verify=tls or True,
+                verify=tls or certificates(trust_env=False),
                 timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
             ) as client,
         ):

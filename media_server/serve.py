@@ -10,9 +10,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from media_server.app import begin_stop, create_app
-from media_server.auth import refuse_open_address
 from media_server.jobs.database import migrate, open_database
 from media_server.logging_setup import setup_logging
+from media_server.open_address import refuse_open_address
 from media_server.settings import load_settings
 
 # at a stop streams end by themselves, and their listeners come back with Last-Event-ID; what has not ended is cut

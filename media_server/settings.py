@@ -113,6 +113,8 @@ class Settings(BaseModel):
     beat_s: Annotated[float, Field(gt=0)] = 5.0
     sweep_s: Annotated[float, Field(gt=0)] = 5.0
     doorbell_s: Annotated[float, Field(gt=0)] = 10.0
+    # files that nothing owns are removed when they are so old; the store is walked through as often
+    stray_s: Annotated[float, Field(gt=0)] = 3600.0
     max_attempts: Annotated[int, Field(ge=1)] = 3
     cancel_grace_s: Annotated[float, Field(ge=0)] = 5.0
     shot_retries: Annotated[int, Field(ge=0)] = 2

@@ -1,6 +1,8 @@
 """What holds for all tests: folders of services go away with the run, and no example fails by a busy machine alone."""
 
+import functools
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -14,10 +16,15 @@ settings.load_profile("tests")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep a file's tests, which share its fixtures, in one process (--dist loadgroup), but for those marked spread."""
+    """Keep a file's tests, which share its fixtures, in one process (--dist loadgroup), but for those marked spread.
+
+    Files with slow tests are begun first, and the spread tests fill up the end, so that no process is left waiting.
+    """
+    slow_files = {item.location[0] for item in items if item.get_closest_marker("slow") is not None}
     for item in items:
         if item.get_closest_marker("spread") is None:
             item.add_marker(pytest.mark.xdist_group(item.location[0]))
+    items.sort(key=lambda item: (item.get_closest_marker("spread") is not None, item.location[0] not in slow_files))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -31,3 +38,16 @@ def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         patch.setattr(tempfile, "tempdir", folder)
         yield
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates_read_once() -> Iterator[None]:
+    # every httpx client reads them when it is made, and tests make one for each question they ask over plain HTTP
+    if "httpx" not in sys.modules:
+        yield
+        return
+    import httpx
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("httpx._transports.default.create_ssl_context", functools.cache(httpx.create_ssl_context))
+        yield

@@ -5,6 +5,7 @@ import io
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,14 +18,15 @@ from media_server.app import create_app
 from media_server.artifacts.store import READ_BYTES, ArtifactStore, open_artifacts
 from media_server.errors import NotFound
 from media_server.jobs import claims, store
-from media_server.jobs.database import Database, migrate, open_database
+from media_server.jobs.database import Database
 from media_server.jobs.doorbell import make_celery
 from media_server.jobs.spec import JobSpec
 from media_server.jobs.states import Status
 from media_server.models.registry import publish
 from media_server.settings import Settings
 from tests import s3_server
-from tests.media_server.routes.conftest import VIDEO_CARD
+from tests.cards import VIDEO_CARD
+from tests.fresh_database import open_migrated
 from tests.media_server.scripted_worker import ScriptedWorker
 from tests.workers.test_media_worker import submit_join
 from tests.workers.test_video_worker import PARAMS
@@ -67,8 +69,7 @@ def settings(url: str, tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def db(settings: Settings) -> Iterator[Database]:
-    opened = open_database(settings.database)
-    migrate(opened)
+    opened = open_migrated(settings.database)
     yield opened
     opened.close()
 
@@ -110,6 +111,9 @@ def test_a_prefix_is_a_folder(artifacts: ArtifactStore) -> None:
     for key in ("video_1/1/a", "video_1/2/b", "video_10/1/c", "video_1/inputs/d"):
         artifacts.put_bytes(key, b"x", "text/plain")
     assert sorted(artifacts.list_keys("video_1/")) == ["video_1/1/a", "video_1/2/b", "video_1/inputs/d"]
+    walked = dict(artifacts.walk())
+    assert sorted(walked) == ["video_1/1/a", "video_1/2/b", "video_1/inputs/d", "video_10/1/c"]
+    assert all(abs(time.time() - changed_at) < 300 for changed_at in walked.values())
     assert artifacts.delete_prefix("video_1/2/") == 1
     assert artifacts.delete_prefix("video_1/") == 2
     assert artifacts.exists("video_10/1/c")

@@ -64,6 +64,8 @@ SEEN_S = 5.0
 # a loop that has not turned for so long is hung: it no longer announces itself
 HUNG_S = 30.0
 _IDLE_WAIT_S = 0.5
+# in the data folder, as the video program's weights.json; each writer has a file of its own
+_WEIGHT_HASHES = "text-weights.json"
 _READ_BLOCK_MS = 1000
 _RECONNECT_S = 0.2
 _THREADS_S = 5.0
@@ -101,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, process.request_stop)
     signal.signal(signal.SIGINT, process.request_stop)
     db = open_database(settings.database)
-    card = text_card(engine, entry, folder)
+    card = text_card(engine, entry, folder, hash_cache=settings.data_dir / _WEIGHT_HASHES)
     publish_files(open_artifacts(settings), card, folder)
     publish(db, card, process.worker)
     logger.info("%s serves %s on %s", process.name, entry.name, arguments.device)

@@ -26,7 +26,7 @@ from media_server.models.registry import get_card
 from media_server.settings import Settings, load_settings
 from media_server.text.engine import GRAMMAR_TOO_COMPLEX, EngineClient, EngineUnavailable, Prompt, failure_error
 from media_server.text.messages import Sampling, Usage
-from media_server.text.remote import write_remotely
+from media_server.text.remote_writing import write_remotely
 from media_server.text.storyboard import Ask, StoryboardError, Task, Writer, write_storyboard
 from media_server.text.templates import TextModels
 from workers.pool_worker import PoolContext, run_pool_worker

@@ -10,6 +10,7 @@ died has its leases ended before it is started again; nothing of ours outlives t
 
 import argparse
 import errno
+import http.client
 import logging
 import os
 import signal
@@ -22,16 +23,16 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from urllib.parse import urlsplit
 
-import httpx
 from sqlalchemy.exc import OperationalError
 
 from media_server.artifacts.reserve import with_reserve
-from media_server.auth import refuse_open_address
 from media_server.errors import ConfigurationError
 from media_server.jobs.claims import end_leases
 from media_server.jobs.database import Database, lock_data_dir, migrate, open_database
 from media_server.jobs.doorbell import make_celery, ring
+from media_server.open_address import refuse_open_address
 from media_server.settings import ModelEntry, Settings, child_environment, load_settings
 from workers.child import tie_to_parent
 from workers.leases import end_leases_of_the_dead, withdraw_engine, worker_id
@@ -348,11 +349,18 @@ def service_url(settings: Settings) -> str:
 
 
 def _say_when_ready(address: str, data_dir: Path) -> None:
-    while True:
-        try:
-            if httpx.get(f"{address}/health/ready", timeout=5.0, trust_env=False).status_code == 200:
-                break
-        except httpx.HTTPError:
-            pass
+    while not _is_ready(urlsplit(address).netloc):
         time.sleep(_READY_EVERY_S)
     print(f"media-server is ready at {address} (data in {data_dir})", flush=True)
+
+
+def _is_ready(netloc: str) -> bool:
+    # plain: a client that knows HTTPS reads the certificates first, twice a second while the others start
+    connection = http.client.HTTPConnection(netloc, timeout=5.0)
+    try:
+        connection.request("GET", "/health/ready")
+        return connection.getresponse().status == 200
+    except (http.client.HTTPException, OSError):
+        return False
+    finally:
+        connection.close()

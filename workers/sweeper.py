@@ -1,10 +1,10 @@
 """The sweeper: cares for what crashed workers, lost doorbells and deleted jobs leave behind.
 
-Each round ends jobs that were lost for good, rings again for pools that wait in silence, removes the files that have
-no owner, deletes what has expired and the rows of what was deleted long ago, and forgets old idempotency keys and the
-log of old webhooks. Of jobs that keep no words it erases what they have answered. Once a minute, and in each round
-while such a job has just ended, it empties SQLite's log, which holds words that were erased. Any number of sweepers may
-run; each round can be repeated or missed.
+Each round ends jobs that were lost for good, rings again for pools that wait in silence, looks through a slice of the
+store for files that nothing owns, removes what has no owner, deletes what has expired and the rows of what was deleted
+long ago, and forgets old idempotency keys and the log of old webhooks. Of jobs that keep no words it erases what they
+have answered. Once a minute, and in each round while such a job has just ended, it empties SQLite's log, which holds
+words that were erased. Any number of sweepers may run; each round can be repeated or missed.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from media_server.jobs.claims import sweep
 from media_server.jobs.database import Database, is_disk_full, open_database
 from media_server.jobs.doorbell import make_celery, ring
 from media_server.jobs.retention import delete_expired, forget_days, purge
+from media_server.jobs.strays import Strays
 from media_server.settings import Settings, load_settings
 from media_server.webhooks import log
 from workers.logging_setup import setup_logging
@@ -50,9 +51,12 @@ def main(argv: Sequence[str]) -> int:
         signal.signal(number, lambda *_: sys.exit(0))
     db = open_database(settings.database, ring=partial(ring, make_celery(settings)))
     artifacts = open_artifacts(settings)
+    strays = Strays(db, artifacts, age_s=settings.stray_s, is_shared=settings.artifacts_url is not None)
     emptied_at = 0.0
     while True:
         try:
+            for prefix in strays.look():
+                logger.warning("nothing owns the files under %s; they are removed", prefix)
             with_reserve(settings, partial(sweep_once, settings, db, artifacts))
             forgotten = words.forget_due(db)
             # a log that is in use is tried again in the next round

@@ -9,13 +9,9 @@ any more deletes its own files and leaves finished segments, which lie under `<j
 uploads have ended, and the program is done with its clip or dead.
 """
 
-import base64
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -26,12 +22,13 @@ from media_server import crash_points
 from media_server.artifacts.reserve import with_reserve
 from media_server.errors import JobError
 from media_server.jobs import claims
-from media_server.jobs.spec import Claim, Preview, Result
+from media_server.jobs.spec import Claim, Result
 from media_server.models.card import VideoCard
 from workers.clip_files import ClipFiles
+from workers.clip_news import News
 from workers.clip_order import OrderError, make_order, predict_longest_s
+from workers.clip_uploads import Uploads
 from workers.gpu_process import GpuProcess, ProgramDied, ProgramFailed, ProgramLate
-from workers.leases import beat_meanwhile
 from workers.pool_worker import PoolContext
 from workers.stages import StageClock
 
@@ -59,32 +56,6 @@ class ClaimEnded(Exception):
     """The claim has come to its end in the database, or is not ours any more."""
 
 
-@dataclass(frozen=True)
-class _News:
-    """The program's last word on its progress."""
-
-    stage: str
-    step: int
-    total_steps: int
-    progress: float
-    eta_s: float
-    segment: int
-    segments: int
-
-    def beat(self) -> dict[str, Any]:
-        """Give the arguments of a beat that says so."""
-        data = {"segment": self.segment, "segments": self.segments} if self.segments > 1 else None
-        return {
-            "stage": self.stage,
-            "step": self.step,
-            "total_steps": self.total_steps,
-            # the last percent is the upload's and the database's
-            "progress": min(self.progress, 99.0),
-            "eta_s": round(self.eta_s, 1),
-            "data": data,
-        }
-
-
 class Run:
     """One claim, from its inputs to its end; lives for one call of `handle`."""
 
@@ -101,13 +72,8 @@ class Run:
         self.folder = folder
         self.files = ClipFiles(context, claim, folder)
         self.program: GpuProcess | None = None
-        self.helper = ThreadPoolExecutor(1, thread_name_prefix="files")
-        # what the helper was given to write into the store
-        self.uploads: list[Future[Any]] = []
-        self.news: _News | None = None
-        self.has_news = False
-        self.preview: Preview | None = None
-        self.num_previews = 0
+        self.uploads = Uploads()
+        self.news = News()
         self.beaten_at = time.monotonic()
         self.good_beat_at = time.monotonic()
         self.heard_at = time.monotonic()
@@ -167,7 +133,7 @@ class Run:
         try:
             self._abandon()
         finally:
-            self.helper.shutdown(wait=True, cancel_futures=True)
+            self.uploads.close()
 
     def _about(self) -> dict[str, Any]:
         return {"job_id": self.claim.job.id, "attempt": self.claim.attempt}
@@ -188,16 +154,15 @@ class Run:
             if message is not None and message.get("job_id") == self.claim.job.id:
                 self.heard_at = time.monotonic()
                 if message["type"] == "progress":
-                    self.news = _News(**{name: message[name] for name in _News.__annotations__})
-                    self.has_news = True
-                    self.clock.enter(self.news.stage, self.news.segment, step=self.news.step, at=message.get("at"))
+                    said = self.news.take(message)
+                    self.clock.enter(said.stage, said.segment, step=said.step, at=message.get("at"))
                 elif message["type"] == "preview":
-                    self._take_preview(message)
+                    self.news.take_preview(message)
                 elif message["type"] == "drift":
                     claims.say_drift(self.context.db, self.claim, message["finding"])
                 elif message["type"] == "checkpoint":
                     segment, path, data = message["segment"], Path(message["path"]), message["data"]
-                    self.uploads.append(self.helper.submit(self.files.keep_segment, segment, path, data))
+                    self.uploads.begin(self.files.keep_segment, segment, path, data)
                 elif message["type"] == "done":
                     self.is_running, self.is_made = False, True
                     self.gpu_seconds = message["gpu_seconds"]
@@ -221,16 +186,10 @@ class Run:
                     retryable=True,
                 )
 
-    def _take_preview(self, message: dict[str, Any]) -> None:
-        """Keep a picture for the next beat; one that comes before it takes its place."""
-        self.num_previews += 1
-        data = {name: message[name] for name in ("segment", "step", "total_steps")}
-        self.preview = Preview(self.num_previews, data, base64.b64decode(message["jpeg"]))
-
     def _tick(self) -> None:
         """Beat, hear of a cancel or a lost lease, and keep the deadlines of both and of a drain."""
         now = time.monotonic()
-        if now - self.beaten_at >= (NEWS_S if self.has_news else min(QUIET_S, self.context.settings.beat_s)):
+        if now - self.beaten_at >= (NEWS_S if self.news.is_fresh else min(QUIET_S, self.context.settings.beat_s)):
             self._beat()
         grace_s = DRAIN_GRACE_S if self.is_released else self.grace_s
         if self.cancel_sent_at is not None and now - self.cancel_sent_at > grace_s and self.program is not None:
@@ -240,16 +199,14 @@ class Run:
         if self.context.stopping.is_set() and self.cancel_sent_at is None and not self.is_made:
             self.stopping_since = self.stopping_since or now
             # of a clip that has not begun nothing is lost, and how long it takes nobody knows
-            eta_s = self.news.eta_s if self.news is not None else DRAIN_S
+            eta_s = self.news.progress.eta_s if self.news.progress is not None else DRAIN_S
             if now - self.stopping_since + eta_s >= DRAIN_S:
                 self.is_released = True
                 self._send_cancel()
 
     def _beat(self) -> None:
         self.beaten_at = time.monotonic()
-        members = self.news.beat() if self.has_news and self.news is not None else {}
-        if members:
-            members["preview"], self.preview = self.preview, None
+        members = self.news.beat()
         try:
             answer = claims.beat(self.context.db, self.claim, lease_s=self.context.settings.lease_s, **members)
         except sqlalchemy.exc.DBAPIError:
@@ -258,7 +215,7 @@ class Run:
                 self._lost()
             logger.warning("job %s: the database does not answer a beat", self.claim.job.id)
             return
-        self.has_news = False
+        self.news.is_fresh = False
         self.good_beat_at = time.monotonic()
         if not answer.is_ours:
             self._lost()
@@ -285,27 +242,24 @@ class Run:
 
     def _meanwhile(self, work: Callable[[], T]) -> T:
         """Do something long in the helper thread, and beat meanwhile."""
-        return beat_meanwhile(self.helper, work, self._tick)
+        return self.uploads.meanwhile(work, self._tick)
 
     def _settle_uploads(self, *, keeps_segments: bool) -> None:
         """Have no upload go on behind us: what runs is waited for, and finished segments that wait, if they are kept.
 
         A worker that stops waits until DRAIN_S and the grace are over: a segment that is late is made again.
         """
-        if not keeps_segments:
-            for upload in self.uploads:
-                upload.cancel()
-        while waiting := wait_for(self.uploads, timeout=0.1).not_done:
+
+        def goes_on() -> bool:
             now = time.monotonic()
             if self.stopping_since is not None and now - self.stopping_since > DRAIN_S + DRAIN_GRACE_S:
-                for upload in waiting:
-                    upload.cancel()
-                return
+                return False
             if now - self.beaten_at >= min(QUIET_S, self.context.settings.beat_s):
                 self._renew_lease()
-        lost = [upload for upload in self.uploads if not upload.cancelled() and upload.exception() is not None]
-        if lost:
-            logger.warning("job %s: %d uploads have failed", self.claim.job.id, len(lost))
+            return True
+
+        if num_failed := self.uploads.settle(keeps_waiting=keeps_segments, goes_on=goes_on):
+            logger.warning("job %s: %d uploads have failed", self.claim.job.id, num_failed)
 
     def _renew_lease(self) -> None:
         """Beat for the lease alone: how the claim ends is settled."""
@@ -317,10 +271,8 @@ class Run:
 
     def _publish(self, done: dict[str, Any]) -> None:
         """Upload the files, then end the job in one transaction."""
-        for waiting in list(self.uploads):
-            self._meanwhile(waiting.result)
-        upload = self.helper.submit(self.files.upload, done["artifacts"])
-        self.uploads.append(upload)
+        self.uploads.finish(self._tick)
+        upload = self.uploads.begin(self.files.upload, done["artifacts"])
         records = self._meanwhile(upload.result)
         crash_points.reach("clip.uploaded")
         manifest = done["manifest"]
@@ -370,9 +322,7 @@ class Run:
     def _lost(self) -> NoReturn:
         """Another attempt has the job: stop the work and delete our files, but not what it may continue from."""
         self._abandon()
-        for upload in self.uploads:
-            upload.cancel()
-        wait_for(self.uploads)
+        self.uploads.abandon()
         self.files.remove()
         raise ClaimEnded("lost to another attempt")
 

@@ -64,5 +64,10 @@ def _read_cache(cache: Path | None) -> dict[str, str]:
 def _write_cache(cache: Path, known: dict[str, str]) -> None:
     """Replace the cache as a whole: another replica may be reading it."""
     fresh = cache.with_name(f"{cache.name}.{secrets.token_hex(4)}")
-    fresh.write_text(json.dumps(known))
-    os.replace(fresh, cache)
+    try:
+        fresh.write_text(json.dumps(known))
+        os.replace(fresh, cache)
+    except OSError as error:
+        # on a full disk they are hashed again at the next start
+        logger.warning("the cache of weight hashes could not be written (errno %s)", error.errno)
+        fresh.unlink(missing_ok=True)

@@ -99,6 +99,25 @@ class ArtifactStore:
             for found in batch:
                 yield found["path"]
 
+    def walk(self) -> Iterator[tuple[str, float]]:
+        """Yield key and last change (Unix seconds) of every file, also of those that have no name yet; in no order.
+
+        It reads as it goes: what comes or goes meanwhile is in it or not.
+        """
+        if self.root is None:
+            for batch in obstore.list(self._store):
+                for found in batch:
+                    yield found["path"], found["last_modified"].timestamp()
+            return
+        for folder, _, names in os.walk(self.root):
+            for name in names:
+                path = os.path.join(folder, name)
+                try:
+                    changed_at = os.stat(path, follow_symlinks=False).st_mtime
+                except FileNotFoundError:
+                    continue
+                yield os.path.relpath(path, self.root), changed_at
+
     def delete(self, key: str) -> None:
         """Delete one file. None there is no error."""
         _check_key(key)

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
-import httpx
 import sqlalchemy as sa
 
 from media_server.figures import WEBHOOK_LAG_SECONDS, WEBHOOK_TRIES, WEBHOOK_TRY_SECONDS
@@ -136,12 +136,13 @@ def receiver_of(url: str, owner_key_id: str | None) -> str:
     """
     owner = f"{owner_key_id} " if owner_key_id else ""
     try:
-        parts = httpx.URL(url)
-    except (httpx.InvalidURL, UnicodeError):
+        parts = urlsplit(url)
+        host = (parts.hostname or "").encode("idna").decode("ascii")
+        port = parts.port or (80 if parts.scheme == "http" else 443)
+    except ValueError:
         # it is refused when it is sent; here it may not keep a job from ending
         return owner + url[:200]
-    port = parts.port or (80 if parts.scheme == "http" else 443)
-    return f"{owner}{parts.scheme}://{parts.raw_host.decode('ascii')}:{port}"
+    return f"{owner}{parts.scheme}://{host}:{port}"
 
 
 def claim_due(

@@ -1,18 +1,23 @@
 """The database's revisions, run from inside the package by Alembic.
 
+Alembic is imported when there is something to migrate: each process of a service checks the revision at its start.
 Invariant: a database of a revision that this release does not know is refused, never guessed.
 """
 
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
+import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from media_server.errors import SchemaVersionError
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+# the revision that this release needs: the last of versions/
+HEAD = "0008_batch_messages"
 
 
 def upgrade(conn: Connection) -> None:
@@ -21,8 +26,12 @@ def upgrade(conn: Connection) -> None:
     Raises SchemaVersionError if the database is of an unknown revision.
     """
     current = _current(conn)
+    if current == HEAD:
+        return
     if current is not None and current not in known_revisions():
         raise SchemaVersionError(f"The database is of revision {current}, which this release does not know.")
+    from alembic import command
+
     config = _config()
     config.attributes["connection"] = conn
     command.upgrade(config, "head")
@@ -30,12 +39,14 @@ def upgrade(conn: Connection) -> None:
 
 def check_revision(conn: Connection) -> None:
     """Raise SchemaVersionError unless the database is of this release's revision."""
-    current, head = _current(conn), head_revision()
-    if current != head:
-        raise SchemaVersionError(f"The database is of revision {current}, this release needs {head}.")
+    current = _current(conn)
+    if current != HEAD:
+        raise SchemaVersionError(f"The database is of revision {current}, this release needs {HEAD}.")
 
 
-def _config() -> Config:
+def _config() -> "Config":
+    from alembic.config import Config
+
     config = Config()
     # a % in the path would be read as an interpolation
     config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
@@ -45,14 +56,13 @@ def _config() -> Config:
 @cache
 def known_revisions() -> frozenset[str]:
     """Name every revision that this release can bring to its own."""
+    from alembic.script import ScriptDirectory
+
     return frozenset(script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions())
 
 
-@cache
-def head_revision() -> str | None:
-    """Name the revision that this release needs."""
-    return ScriptDirectory.from_config(_config()).get_current_head()
-
-
 def _current(conn: Connection) -> str | None:
-    return MigrationContext.configure(conn).get_current_revision()
+    if not sa.inspect(conn).has_table("alembic_version"):
+        return None
+    revision: str | None = conn.scalar(sa.text("SELECT version_num FROM alembic_version"))
+    return revision

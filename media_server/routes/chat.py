@@ -26,7 +26,7 @@ from media_server.ids import new_id
 from media_server.models.card import TextCard
 from media_server.models.registry import get_card
 from media_server.settings import Settings
-from media_server.text import remote
+from media_server.text import remote, remote_writing
 from media_server.text.answers import Answer, ChatCompletion, Completion
 from media_server.text.engine import AsyncEngineClient, Prompt
 from media_server.text.metering import open_meter
@@ -204,7 +204,7 @@ async def _forward(
     request: Request, owner: Caller, path: str, body: SamplingFields, values: Mapping[str, Any]
 ) -> Response:
     state = request.app.state
-    hold_s = remote.TIMEOUT.read or HOLD_S
+    hold_s = remote_writing.TIMEOUT.read or HOLD_S
     meter = await open_meter(state, owner, body.label, body.model or "", new_id("req"), hold_s=hold_s)
     trace = request_context(request).traceparent if state.tracing.is_on else None
     return await remote.forward(state.settings, path, body, values, meter, state.stopping, traceparent=trace)

@@ -19,8 +19,8 @@ from media_server.http_openapi import errors
 from media_server.jobs.database import Database
 from media_server.models.registry import Published, list_cards
 from media_server.settings import ModelEntry, Settings
-from media_server.text import remote
 from media_server.text.engine import AsyncEngineClient, EngineUnavailable
+from media_server.text.remote_writing import open_client
 
 router = APIRouter(prefix="/health", tags=["health"])
 
@@ -81,7 +81,7 @@ def _announced(entry: ModelEntry, served: set[str]) -> objects.Part:
 
 async def _engine_by_url(settings: Settings) -> list[objects.Part]:
     try:
-        async with remote.open_client(settings) as client:
+        async with open_client(settings) as client:
             answer = await client.get("models")
     except httpx.HTTPError:
         return [objects.Part(name="engine", is_ready=False, detail="the server at engine_url does not answer")]

@@ -15,6 +15,7 @@ from typing import Self
 
 import httpx
 
+from media_server.certificates import certificates
 from media_server.errors import InvalidRequest
 from media_server.http_fetch import CONNECT_TIMEOUT_S, resolve
 from media_server.webhooks.signing import signed_headers
@@ -45,6 +46,7 @@ class Sender:
             limits=httpx.Limits(max_connections=max_at_once, max_keepalive_connections=0),
             timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
             trust_env=False,
+            verify=certificates(trust_env=False),
         )
 
     async def __aenter__(self) -> Self:

@@ -14,7 +14,6 @@ import contextlib
 import json
 import os
 import platform
-import socket
 import subprocess
 import sys
 import tempfile
@@ -35,7 +34,8 @@ from media_server.jobs.spec import JobSpec
 from media_server.models.registry import publish
 from media_server.settings import Settings, child_environment
 from tests.benchmarks.load_client import Connection, Timings, burst
-from tests.media_server.routes.conftest import VIDEO_CARD
+from tests.cards import VIDEO_CARD
+from tests.free_port import free_port
 from tests.media_server.scripted_worker import ScriptedWorker, draw_picture, write_clip
 from workers.valkey import valkey_command, wait_until_answering
 
@@ -260,14 +260,6 @@ def running(folder: Path, requests: int) -> Iterator[Bench]:
         for process in processes:
             process.wait(60)
         db.close()
-
-
-def free_port() -> int:
-    """Find a port of loopback that nobody listens on."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        port: int = held.getsockname()[1]
-    return port
 
 
 def wait_for(url: str) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, TypeVar
@@ -59,7 +60,7 @@ def wait_for(find: Callable[[], Found | None], limit_s: float, what: str) -> Fou
     deadline = time.monotonic() + limit_s
     while not (found := find()):
         assert time.monotonic() < deadline, f"{what}: not within {limit_s:.0f} s"
-        time.sleep(0.05)
+        time.sleep(0.1)
     return found
 
 
@@ -82,7 +83,7 @@ class Service:
     def http(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=60, trust_env=False)
 
-    @property
+    @cached_property
     def openai(self) -> openai.OpenAI:
         return openai.OpenAI(api_key="none", base_url=f"{self.url}/v1", max_retries=0)
 

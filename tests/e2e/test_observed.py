@@ -82,11 +82,15 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module")
-def observed(config: Path, collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def observed(
+    config: Path, running: list[Service], collector: Collector, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Service]:
     """A service of its own, whose temporary files lie in a folder of its own."""
     # short: unix sockets lie in it
     temporary = Path(tempfile.mkdtemp(prefix="ms-", dir="/tmp"))
     data_dir = tmp_path_factory.mktemp("observed")
+    # the language model can be converted again; here it is only time
+    shutil.copytree(running[-1].data_dir / MODELS, data_dir / MODELS)
     settings = data_dir.parent / "observed.toml"
     assert collector.server is not None
     lines = ["log_json = true", "zero_retention = true", f"answer_s = {ANSWER_S}", 'log_level = "DEBUG"']

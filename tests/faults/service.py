@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -13,10 +12,15 @@ from pathlib import Path
 import psutil
 
 from media_server.settings import Settings
+from tests.free_port import free_port
 from workers.valkey import valkey_command
 
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ROOT / "workers" / "child.py"
+# of a quick service: leases lapse while a campaign does two or three things more
+QUICK_LEASE_S = 6.0
+# files that nothing owns are looked for as often
+STRAY_S = 10.0
 # the second worker's name
 SECOND = "video-9"
 STAND_IN = Path(__file__).with_name("stand_in.py")
@@ -46,16 +50,21 @@ class Service:
         self.second: subprocess.Popen[bytes] | None = None
         self.said: list[bytes] = []
         self.num_starts = 0
+        # of the running service
+        self.lease_s = Settings().lease_s
 
     @property
     def address(self) -> tuple[str, int]:
         """Where the API listens."""
         return "127.0.0.1", self.port
 
-    def start(self, broker_url: str | None) -> None:
-        """Start it, without waiting until it is ready."""
+    def start(self, broker_url: str | None, *, is_quick: bool) -> None:
+        """Start it, without waiting until it is ready; with the lease that it is shipped with, or a quick one."""
         lines = ["version = 1", f'data_dir = "{self.data_dir}"', 'gpus = "cpu"', "allow_private_urls = true"]
-        lines += ["max_attempts = 8"]
+        lines += ["max_attempts = 8", f"stray_s = {STRAY_S}"]
+        self.lease_s = QUICK_LEASE_S if is_quick else Settings().lease_s
+        if is_quick:
+            lines += [f"lease_s = {QUICK_LEASE_S}", "beat_s = 1.5", "sweep_s = 1.0", "doorbell_s = 2.0"]
         lines += ["min_free_bytes = 0", f"reserve_bytes = {4 << 20}", "keep_deleted_s = 0"]
         if broker_url is not None:
             lines.append(f'broker_url = "{broker_url}"')
@@ -196,10 +205,3 @@ def part_of(process: psutil.Process, *, is_first: bool = False) -> str:
     if "media_server.cli" in line:
         return _PARTS.get(line[line.index("media_server.cli") + 1], "other")
     return "other"
-
-
-def free_port() -> int:
-    """Find a port that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port

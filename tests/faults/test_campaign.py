@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.campaign import Campaign
+from tests.faults.sitting import Sitting
 
 SEED = 20261130
 # about a minute and a half, of which the last half waits for files that a lost worker might still write
@@ -18,12 +18,13 @@ SLACK = 4.0
 @pytest.mark.e2e
 @pytest.mark.timeout(1500)
 def test_a_short_campaign_loses_nothing(tmp_path: Path) -> None:
-    campaign = Campaign(SEED, tmp_path, text_model=None, is_real=False, slack=SLACK)
-    campaign.run(NUM_ACTIONS, None, lambda _: None)
-    result = campaign.result()
-    if campaign.findings:
-        log = campaign.service.log.read_text(errors="replace").splitlines()
+    sitting = Sitting(SEED, tmp_path, text_model=None, is_real=False, slack=SLACK)
+    sitting.run(NUM_ACTIONS, None, lambda _: None)
+    result = sitting.result()
+    if sitting.findings:
+        log = sitting.service.log.read_text(errors="replace").splitlines()
         sys.stderr.write("\n".join(log[-200:]))
-    assert campaign.findings == [], json.dumps(result, indent=1)
+    assert sitting.findings == [], json.dumps(result, indent=1)
+    assert result["num_checked"] == result["num_actions"] == NUM_ACTIONS
     # something was done meanwhile
     assert result["jobs"]["accepted"] >= 3 and result["messages"]["taken"] >= 3

@@ -8,18 +8,17 @@ from pathlib import Path
 import pytest
 
 from media_server.jobs import claims, store
-from media_server.jobs.database import migrate, open_database
 from media_server.jobs.spec import ArtifactRecord, JobSpec, Result
 from tests.faults.customer import Customer, Entry
 from tests.faults.invariants import findings
 from tests.faults.receiver import Arrival, Receiver
+from tests.fresh_database import open_migrated
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """One completed clip with a file, and one that was cancelled."""
-    db = open_database(f"sqlite:///{tmp_path / 'media-server.db'}")
-    migrate(db)
+    db = open_migrated(f"sqlite:///{tmp_path / 'media-server.db'}")
     made = store.submit(db, JobSpec(kind="video", pool="video", webhook_url="https://one.example.org"))
     claim = claims.claim_next(db, "video", "w", 20.0)
     assert claim is not None
@@ -109,7 +108,7 @@ def test_a_receiver_finds_what_came_twice_or_not_at_all() -> None:
 
 
 def test_a_customer_notices_what_goes_backwards() -> None:
-    customer = Customer("http://127.0.0.1:1", "http://127.0.0.1:1", 1, with_films=False)
+    customer = Customer("http://127.0.0.1:1", 1, with_films=False)
     entry = Entry(key="1-0", kind="clip", id="video_1")
     for attempt, progress, status, said in (
         (1, 40, "in_progress", None),

@@ -23,6 +23,7 @@ from PIL import Image
 from media_server import crash_points
 from media_server.app import create_app
 from media_server.artifacts.store import open_artifacts
+from media_server.certificates import certificates
 from media_server.jobs import claims, idempotency, store, transitions
 from media_server.jobs.database import Database, migrate, open_database
 from media_server.jobs.doorbell import make_celery
@@ -32,7 +33,7 @@ from media_server.jobs.sweep import sweep
 from media_server.jobs.tables import jobs, outbox
 from media_server.models.registry import publish
 from media_server.settings import Settings
-from tests.media_server.routes.conftest import TEXT_CARD
+from tests.cards import TEXT_CARD
 from tests.media_server.scripted_worker import ScriptedWorker
 from tests.workers.test_video_worker import CARD, FAKE
 from workers import delivery_worker
@@ -52,6 +53,8 @@ CLIPS = {
     "lost": "a red ball",
     "deleted": "a red ball",
 }
+# read once, for all forks of a process that has this imported
+certificates(trust_env=False)
 ENDS = {"stopped": "cancelled", "unwanted": "cancelled", "lost": "failed"}
 
 

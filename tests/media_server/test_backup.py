@@ -22,6 +22,7 @@ from media_server.jobs.database import Database, migrate, open_database
 from media_server.jobs.spec import Job, JobSpec, Result
 from media_server.jobs.tables import jobs
 from media_server.settings import Settings
+from tests.fresh_database import open_migrated
 
 WORKER = "worker@test:1"
 
@@ -33,8 +34,7 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def db(settings: Settings) -> Iterator[Database]:
-    db = open_database(settings.database)
-    migrate(db)
+    db = open_migrated(settings.database)
     yield db
     db.close()
 

@@ -15,10 +15,11 @@ from media_server.artifacts.room import check_room
 from media_server.artifacts.store import open_artifacts
 from media_server.errors import InsufficientStorage
 from media_server.http_errors import _on_database_error
-from media_server.jobs.database import migrate, open_database
+from media_server.jobs.database import open_database
 from media_server.jobs.spec import JobSpec
 from media_server.jobs.store import submit
 from media_server.settings import Settings
+from tests.fresh_database import open_migrated
 
 # as the library says it (a tmpfs of 64 KiB, obstore 0.9)
 NO_SPACE = "Generic LocalFileSystem error: Unable to copy data to file: No space left on device (os error 28)\n\nDebug"
@@ -44,8 +45,7 @@ async def _status_of(error: sa.exc.OperationalError) -> int:
 def test_a_database_without_room_is_told_from_one_that_is_away(
     tmp_path: Any, is_full: bool, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    db = open_database(f"sqlite:///{tmp_path / 'jobs.db'}")
-    migrate(db)
+    db = open_migrated(f"sqlite:///{tmp_path / 'jobs.db'}")
     with pytest.raises(sa.exc.OperationalError) as failed, db.write() as tx:
         if is_full:
             # SQLite's own limit gives the error of a full disk

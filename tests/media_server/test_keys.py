@@ -3,7 +3,6 @@
 import pytest
 import sqlalchemy as sa
 
-from media_server.auth import refuse_open_address
 from media_server.errors import ConfigurationError, Conflict, InvalidRequest, NotFound
 from media_server.jobs.database import Database
 from media_server.jobs.tables import api_keys
@@ -18,6 +17,7 @@ from media_server.keys import (
     revoke_key,
 )
 from media_server.limits import Budget, KeyLimits, parse_amount, parse_budget
+from media_server.open_address import refuse_open_address
 from media_server.settings import Settings
 
 

@@ -12,11 +12,12 @@ from fastapi.testclient import TestClient
 from sqlalchemy import event
 
 from media_server.app import create_app
-from media_server.jobs.database import migrate, open_database
+from media_server.jobs.database import open_database
 from media_server.logging_setup import JsonFormatter, PlainFormatter, describe_exception
 from media_server.models.card import VideoCard
 from media_server.models.registry import publish
 from media_server.settings import Settings
+from tests.fresh_database import open_migrated
 
 CANARY = "xylophone"
 
@@ -36,8 +37,7 @@ def test_a_database_that_is_full_says_so_without_the_prompt(
     tmp_path: Path, card: VideoCard, logged: io.StringIO
 ) -> None:
     settings = Settings(data_dir=tmp_path, broker_url="redis://127.0.0.1:1/0")
-    db = open_database(settings.database)
-    migrate(db)
+    db = open_migrated(settings.database)
     publish(db, card, "video-0@test:1")
     db.close()
     app = create_app(settings)

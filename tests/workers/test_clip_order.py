@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from media_server.jobs import store
-from media_server.jobs.database import migrate, open_database
 from media_server.jobs.spec import Job, JobSpec
 from media_server.models.card import VideoCard, parse_card
+from tests.fresh_database import open_migrated
 from tests.workers.test_video_worker import CARD, PARAMS
 from workers.clip_order import OrderError, make_order, predict_longest_s
 
@@ -17,8 +17,7 @@ from workers.clip_order import OrderError, make_order, predict_longest_s
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     """A clip of 9 frames of 64x64 in twelve segments with words of their own."""
-    db = open_database(f"sqlite:///{tmp_path / 'jobs.db'}")
-    migrate(db)
+    db = open_migrated(f"sqlite:///{tmp_path / 'jobs.db'}")
     texts = {f"segment.{index}": f"then {index}" for index in range(12)}
     spec = JobSpec(
         kind="video", pool="video", model="fake-wan", params=PARAMS, prompts={"prompt": "a", **texts, "other": "b"}

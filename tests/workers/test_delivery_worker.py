@@ -19,12 +19,13 @@ from standardwebhooks.webhooks import Webhook
 from media_server.http_fetch import resolve
 from media_server.jobs import store
 from media_server.jobs.claims import claim_next, complete
-from media_server.jobs.database import Database, migrate, open_database
+from media_server.jobs.database import Database
 from media_server.jobs.outbox import claim_due, settle
 from media_server.jobs.spec import JobSpec, Result
 from media_server.jobs.tables import deliveries, outbox, webhook_endpoints
 from media_server.settings import Settings
 from media_server.webhooks.signing import new_secret, service_secret
+from tests.fresh_database import open_migrated
 from workers.delivery_worker import MAX_A_RECEIVER, Courier
 
 WORKER = "deliveries@test:1"
@@ -83,8 +84,7 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def db(settings: Settings) -> Iterator[Database]:
-    db = open_database(settings.database)
-    migrate(db)
+    db = open_migrated(settings.database)
     yield db
     db.close()
 

@@ -17,11 +17,11 @@ from PIL import Image
 from media_server.artifacts.store import open_artifacts
 from media_server.jobs import store
 from media_server.jobs.claims import claim_next
-from media_server.jobs.database import migrate, open_database
 from media_server.jobs.doorbell import make_celery
 from media_server.jobs.spec import Claim, JobSpec
 from media_server.jobs.states import Status
 from media_server.settings import Settings
+from tests.fresh_database import open_migrated
 from workers.contact_sheet import draw_contact_sheet
 from workers.joining import inspect_film
 from workers.media_worker import join_film
@@ -46,8 +46,7 @@ STORYBOARD: dict[str, Any] = {
 def context(tmp_path: Path) -> Iterator[PoolContext]:
     # every report beats, so that what a beat learns is seen in the small films of these tests
     settings = Settings(data_dir=tmp_path, beat_s=1e-9)
-    db = open_database(settings.database)
-    migrate(db)
+    db = open_migrated(settings.database)
     yield PoolContext(
         settings=settings,
         db=db,

@@ -16,11 +16,12 @@ import pytest
 from media_server.artifacts.store import open_artifacts
 from media_server.jobs import store
 from media_server.jobs.claims import release
-from media_server.jobs.database import Database, migrate, open_database
+from media_server.jobs.database import Database
 from media_server.jobs.doorbell import make_celery, ring
 from media_server.jobs.spec import Claim, Job, JobSpec
 from media_server.jobs.states import Status
 from media_server.settings import Settings, child_environment
+from tests.fresh_database import open_migrated
 from workers.pool_worker import PoolContext, drain_pool
 from workers.valkey import is_answering, valkey_command, wait_until_answering
 
@@ -37,8 +38,7 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def db(settings: Settings) -> Iterator[Database]:
-    db = open_database(settings.database, ring=partial(ring, make_celery(settings)))
-    migrate(db)
+    db = open_migrated(settings.database, ring=partial(ring, make_celery(settings)))
     yield db
     db.close()
 
@@ -119,8 +119,7 @@ def test_doorbells_faults_a_restarted_broker_and_the_drain(settings: Settings, d
 
 def test_without_a_broker_jobs_are_found_by_looking(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path, doorbell_s=0.3)
-    db = open_database(settings.database)
-    migrate(db)
+    db = open_migrated(settings.database)
     with worker(settings):
         for _ in range(2):
             assert wait_for(db, submit(db, do="finish"), ended).status is Status.COMPLETED

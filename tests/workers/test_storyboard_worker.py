@@ -16,7 +16,6 @@ import sqlalchemy as sa
 
 from media_server.artifacts.store import open_artifacts
 from media_server.jobs import claims, store
-from media_server.jobs.database import migrate, open_database
 from media_server.jobs.doorbell import make_celery
 from media_server.jobs.spec import Claim, JobSpec
 from media_server.jobs.states import Status
@@ -24,7 +23,8 @@ from media_server.jobs.tables import attempts, events, jobs
 from media_server.logging_setup import JsonFormatter, PlainFormatter
 from media_server.models.registry import publish
 from media_server.settings import Settings
-from tests.media_server.text.conftest import VIDEO_CARD
+from tests.cards import CAPTIONED_CARD
+from tests.fresh_database import open_migrated
 from workers import pool_worker
 from workers.pool_worker import PoolContext
 from workers.storyboard_worker import Handler
@@ -90,9 +90,8 @@ def serve(tmp_path: Path) -> Iterator[Callable[[Callable[[Connection], None]], t
             engine_url=f"http://127.0.0.1:{server.server_address[1]}",
             lease_s=5.0,
         )
-        db = open_database(settings.database)
-        migrate(db)
-        publish(db, VIDEO_CARD, "video-0@test:1")
+        db = open_migrated(settings.database)
+        publish(db, CAPTIONED_CARD, "video-0@test:1")
         context = PoolContext(
             settings, db, open_artifacts(settings), make_celery(settings), threading.Event(), "text", "text@test:1"
         )
@@ -127,7 +126,7 @@ def begin(context: PoolContext, max_attempts: int = 1) -> Claim:
         kind="storyboard",
         pool="text",
         model="big",
-        params={"num_frames": 80, "fps": 16, "seed": 1, "video_model": VIDEO_CARD.name, "shots": 2},
+        params={"num_frames": 80, "fps": 16, "seed": 1, "video_model": CAPTIONED_CARD.name, "shots": 2},
         prompts={"idea": IDEA},
         max_attempts=max_attempts,
     )

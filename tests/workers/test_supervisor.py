@@ -11,9 +11,10 @@ from media_server.cli import run
 from media_server.errors import ConfigurationError
 from media_server.jobs import store
 from media_server.jobs.claims import claim_next
-from media_server.jobs.database import migrate, open_database
+from media_server.jobs.database import open_database
 from media_server.jobs.spec import JobSpec
 from media_server.settings import ModelEntry, Settings
+from tests.fresh_database import open_migrated
 from workers import supervisor
 from workers.leases import end_leases_of_the_dead, worker_id
 from workers.supervisor import open_listener, plan_children, service_url, share_cores
@@ -133,8 +134,7 @@ def test_address_for_this_machine(tmp_path: Path) -> None:
 
 
 def test_leases_of_dead_processes_of_this_machine_end(tmp_path: Path) -> None:
-    db = open_database(f"sqlite:///{tmp_path / 'db'}")
-    migrate(db)
+    db = open_migrated(f"sqlite:///{tmp_path / 'db'}")
     # no process has a number beyond the kernel's limit of 2^22
     owners = {
         "dead": worker_id("video-0", 2**22 + 1),

@@ -9,20 +9,20 @@ import pytest
 import sqlalchemy as sa
 
 from media_server.artifacts.store import open_artifacts
+from media_server.ids import new_id
 from media_server.jobs import claims, store
-from media_server.jobs.database import migrate, open_database
 from media_server.jobs.spec import JobSpec, Result
 from media_server.jobs.tables import jobs
 from media_server.jobs.transitions import discard
 from media_server.settings import Settings, child_environment
+from tests.fresh_database import open_migrated
 from workers.sweeper import collect_garbage, sweep_once
 
 
 def test_a_prefix_that_cannot_be_removed_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings(data_dir=tmp_path)
     artifacts = open_artifacts(settings)
-    db = open_database(settings.database)
-    migrate(db)
+    db = open_migrated(settings.database)
     # more than one round takes, and one that can be removed behind them
     stuck = [f"video_{number}/1/" for number in range(100)]
     for prefix in (*stuck, "video_last/1/"):
@@ -52,8 +52,7 @@ def test_a_prefix_that_cannot_be_removed_holds_up_no_other(tmp_path: Path, monke
 def test_what_has_expired_goes_with_its_files_and_then_with_its_rows(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path, keep_deleted_s=3600.0)
     artifacts = open_artifacts(settings)
-    db = open_database(settings.database)
-    migrate(db)
+    db = open_migrated(settings.database)
     spec = JobSpec(kind="video", pool="video", prompts={"prompt": "x"}, retention_s=60.0)
     kept, expiring = (store.submit(db, spec).id for _ in range(2))
     for job_id in (kept, expiring):
@@ -76,11 +75,13 @@ def test_what_has_expired_goes_with_its_files_and_then_with_its_rows(tmp_path: P
     db.close()
 
 
-def test_what_was_erased_leaves_the_log(tmp_path: Path) -> None:
+def test_what_was_erased_leaves_the_log_and_what_nothing_owns_the_store(tmp_path: Path) -> None:
     """The sweeper itself, over a database that another process has open."""
-    settings = Settings(data_dir=tmp_path, broker_url="redis://127.0.0.1:1/0")
-    db = open_database(settings.database)
-    migrate(db)
+    settings = Settings(data_dir=tmp_path, broker_url="redis://127.0.0.1:1/0", stray_s=0.2, sweep_s=0.1)
+    stray = tmp_path / "artifacts" / new_id("video") / "1" / "video.mp4"
+    stray.parent.mkdir(parents=True)
+    stray.write_bytes(b"x")
+    db = open_migrated(settings.database)
     job = store.submit(db, JobSpec(kind="storyboard", pool="text", prompts={"idea": "canary-21ce"}))
     store.delete(db, job.id)
     log = tmp_path / "media-server.db-wal"
@@ -88,9 +89,10 @@ def test_what_was_erased_leaves_the_log(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from workers.sweeper import main; main([])"]
     with subprocess.Popen(command, env=child_environment(settings), stderr=subprocess.DEVNULL) as sweeper:
         deadline = time.monotonic() + 60
-        while b"canary-21ce" in log.read_bytes() and time.monotonic() < deadline:
+        while (b"canary-21ce" in log.read_bytes() or stray.exists()) and time.monotonic() < deadline:
             time.sleep(0.1)
         sweeper.terminate()
         assert sweeper.wait(30) == 0
     assert b"canary-21ce" not in log.read_bytes() + (tmp_path / "media-server.db").read_bytes()
+    assert not stray.parent.parent.exists()
     db.close()

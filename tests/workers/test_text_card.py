@@ -1,9 +1,12 @@
 """The card of a language model, from what its folder says, and the files that the front reads."""
 
+import hashlib
 import json
 import os
 import shutil
+from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +14,12 @@ from llm.checkpoints.content_hash import hash_folder
 from llm.engine import load_engine
 from media_server.artifacts.store import open_artifacts
 from media_server.errors import ConfigurationError
+from media_server.models.registry import get_card
 from media_server.settings import ModelEntry, Settings
+from tests.fresh_database import open_migrated
 from tests.llm.byte_tokenizer import EOS, byte_tokenizer
 from tests.llm.conftest import tiny_model
+from workers import engine_process
 from workers.engine_process import find_entry
 from workers.text_card import publish_files, text_card
 
@@ -119,6 +125,40 @@ def test_weights_are_read_once(folder: Path, tmp_path: Path) -> None:
     cache.write_text("{")
     assert hash_folder(copy, cache) == hash_folder(copy)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "weights.json"]
+
+
+def test_a_process_that_starts_again_reads_no_weights(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / "card.json").write_text("{}")
+    data_dir = tmp_path / "data"
+    (tmp_path / "config.toml").write_text(
+        f'version = 1\ndata_dir = "{data_dir}"\n[[models]]\nname = "tiny"\nkind = "text"\npath = "{copy}"\n'
+    )
+    db = open_migrated(Settings(data_dir=data_dir).database)
+    read: list[str] = []
+
+    def note(file: BufferedReader, algorithm: str) -> Any:
+        read.append(Path(file.name).name)
+        return digest(file, algorithm)
+
+    digest = hashlib.file_digest
+    monkeypatch.setattr("llm.checkpoints.content_hash.hashlib.file_digest", note)
+    monkeypatch.setattr("workers.engine_process.EngineProcess.run", lambda *_: 0)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("workers.engine_process.setup_logging", lambda *_: None)
+    hashes = set()
+    for _ in range(2):
+        assert engine_process.main(["--config", str(tmp_path / "config.toml")]) == 0
+        hashes.add(get_card(db, "tiny", "text").hash)
+    assert read.count("model.safetensors") == 1 and read.count("tokenizer.json") == 2
+    assert hashes == {hash_folder(copy)}
+    db.close()
+
+
+def test_a_cache_that_cannot_be_written_is_no_reason_not_to_start(folder: Path, tmp_path: Path) -> None:
+    assert hash_folder(folder, tmp_path / "missing" / "weights.json") == hash_folder(folder)
 
 
 def test_entries_are_found_by_name() -> None:

@@ -15,7 +15,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from media_server.app import create_app
 from media_server.artifacts.store import open_artifacts
 from media_server.jobs import claims, outbox
-from media_server.jobs.database import migrate, open_database
 from media_server.jobs.doorbell import make_celery
 from media_server.jobs.spec import Claim, Result
 from media_server.models.card import VideoCard
@@ -23,6 +22,7 @@ from media_server.models.registry import publish
 from media_server.settings import Settings
 from media_server.tracing import open_tracing
 from media_server.webhooks.sending import Answer
+from tests.fresh_database import open_migrated
 from tests.workers.test_video_worker import CARD
 from workers.delivery_worker import Courier
 from workers.pool_worker import PoolContext, _handle
@@ -52,8 +52,7 @@ def work(context: PoolContext, claim: Claim) -> None:
 def test_spans_are_linked_from_request_to_delivery(tmp_path: Path) -> None:
     exporter = InMemorySpanExporter()
     settings = Settings(data_dir=tmp_path, broker_url="redis://127.0.0.1:1/0")
-    db = open_database(settings.database)
-    migrate(db)
+    db = open_migrated(settings.database)
     publish(db, VideoCard.model_validate(CARD), "video-0@test:1")
     tracing = open_tracing(settings, "test", exporter)
     app = create_app(settings)

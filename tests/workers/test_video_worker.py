@@ -15,13 +15,13 @@ import pytest
 from media_server.artifacts.store import StoredFile, open_artifacts
 from media_server.errors import ConfigurationError, JobError
 from media_server.jobs import claims, previews, store
-from media_server.jobs.database import Database, migrate, open_database
 from media_server.jobs.doorbell import make_celery
 from media_server.jobs.events import read_after
 from media_server.jobs.spec import Beat, Claim, Job, JobSpec, Preview
 from media_server.jobs.states import Status
 from media_server.models.registry import get_card
 from media_server.settings import ModelEntry, Settings
+from tests.fresh_database import open_migrated
 from workers import video_run, video_worker
 from workers.clip_files import ClipFiles
 from workers.gpu_process import ProgramFailed
@@ -69,8 +69,7 @@ class House:
 
     def __init__(self, folder: Path, command: list[str] | None = None) -> None:
         self.settings = Settings(data_dir=folder, lease_s=20.0, beat_s=0.5, cancel_grace_s=3.0)
-        self.db: Database = open_database(self.settings.database)
-        migrate(self.db)
+        self.db = open_migrated(self.settings.database)
         self.context = PoolContext(
             settings=self.settings,
             db=self.db,

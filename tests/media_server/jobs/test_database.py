@@ -16,7 +16,7 @@ from media_server.errors import ConfigurationError, DataDirLocked, SchemaVersion
 from media_server.jobs.database import Database, lock_data_dir, migrate, open_database
 from media_server.jobs.queue import _CANDIDATE
 from media_server.jobs.tables import garbage, metadata
-from media_server.migrations import head_revision
+from media_server.migrations import HEAD
 
 
 def test_the_clock_is_unix_seconds(db: Database) -> None:
@@ -151,7 +151,7 @@ def test_processes_that_start_together_migrate_once(database_url: str) -> None:
         thread.join()
     db = open_database(database_url)
     with db.read() as tx:
-        assert tx.conn.scalars(sa.text("SELECT version_num FROM alembic_version")).all() == [head_revision()]
+        assert tx.conn.scalars(sa.text("SELECT version_num FROM alembic_version")).all() == [HEAD]
     db.close()
 
 

@@ -11,11 +11,12 @@ import sqlalchemy as sa
 from media_server.errors import JobError
 from media_server.films import FilmRequest, submit_film
 from media_server.jobs import claims, outbox, store
-from media_server.jobs.database import Database, migrate, open_database
+from media_server.jobs.database import Database
 from media_server.jobs.spec import ArtifactRecord, Claim, JobSpec, Result
 from media_server.jobs.tables import metadata, prompts
 from media_server.models.card import VideoCard
 from media_server.models.registry import publish
+from tests.fresh_database import open_migrated
 
 CANARY = "canary-7f3a91"
 HOOK = f"https://hooks.example.org/{CANARY}"
@@ -35,8 +36,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def db(path: Path) -> Iterator[Database]:
     """A SQLite database whose file can be read."""
-    opened = open_database(f"sqlite:///{path}")
-    migrate(opened)
+    opened = open_migrated(f"sqlite:///{path}")
     yield opened
     opened.close()
 

@@ -12,11 +12,12 @@ import sqlalchemy as sa
 from media_server.errors import InvalidRequest
 from media_server.ids import new_id
 from media_server.jobs import store
-from media_server.jobs.database import Database, migrate, open_database
+from media_server.jobs.database import Database
 from media_server.jobs.lists import JobFilter, list_jobs, list_query
 from media_server.jobs.spec import Job, JobKind, JobSpec
 from media_server.jobs.states import Status
 from media_server.jobs.tables import job_metadata, jobs
+from tests.fresh_database import open_migrated
 
 NUM_JOBS = 100_000
 KINDS: tuple[JobKind, ...] = ("video", "film", "storyboard")
@@ -113,8 +114,7 @@ def test_metadata_goes_with_the_job(db: Database) -> None:
 def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     """A SQLite database with 100,000 jobs, a tenth of them deleted, a few of them rare."""
     path: Path = tmp_path_factory.mktemp("crowded") / "jobs.db"
-    db = open_database(f"sqlite:///{path}")
-    migrate(db)
+    db = open_migrated(f"sqlite:///{path}")
     rng = random.Random(5)
     kinds, states = ["video"] * 97 + ["film", "storyboard", "join"], [*["completed"] * 95, *map(str, Status)]
     rows, pairs = [], []

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 from alembic import command
+from alembic.script import ScriptDirectory
 
 from media_server.jobs import idempotency, outbox, store
 from media_server.jobs.database import Database, migrate, open_database
 from media_server.jobs.idempotency import HeldKey, KeyedRequest
 from media_server.jobs.lists import JobFilter
 from media_server.jobs.states import Status
-from media_server.migrations import _config
+from media_server.migrations import HEAD, _config
 from media_server.webhooks import log
 
 METADATA = {"scene": "7", "note": "ü" * 512, "long": "x" * 3000}
@@ -28,6 +29,10 @@ def first(database_url: str) -> Iterator[Database]:
         command.upgrade(config, "0001")
     yield db
     db.close()
+
+
+def test_the_revision_that_a_release_needs_is_the_last_there_is() -> None:
+    assert ScriptDirectory.from_config(_config()).get_heads() == [HEAD]
 
 
 def _row(conn: sa.Connection, table: str, **values: object) -> None:

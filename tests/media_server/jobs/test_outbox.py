@@ -114,3 +114,21 @@ def test_a_dead_takers_message_is_taken_again(db: Database) -> None:
     assert first.id == second.id
     assert not outbox.settle(db, first, "d1", started_at=0.0, duration_s=0.0)
     assert outbox.settle(db, second, "d2", started_at=0.0, duration_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("url", "receiver"),
+    [
+        ("https://Hooks.example.org/a?token=1", "https://hooks.example.org:443"),
+        ("http://hooks.example.org/b", "http://hooks.example.org:80"),
+        ("https://hooks.example.org:8443/c", "https://hooks.example.org:8443"),
+        ("https://[2001:DB8::1]/d", "https://2001:db8::1:443"),
+        ("https://b\u00fccher.example/e", "https://xn--bcher-kva.example:443"),
+        # what no name may be keeps no job from ending
+        ("https://[broken", "https://[broken"),
+        ("https://hooks.example.org:99999/", "https://hooks.example.org:99999/"),
+    ],
+)
+def test_a_receiver_is_scheme_host_and_port(url: str, receiver: str) -> None:
+    assert outbox.receiver_of(url, None) == receiver
+    assert outbox.receiver_of(url, "key_1") == f"key_1 {receiver}"

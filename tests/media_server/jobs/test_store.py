@@ -9,11 +9,12 @@ import sqlalchemy as sa
 from media_server.errors import InvalidRequest, NotFound
 from media_server.ids import new_id
 from media_server.jobs import claims, store
-from media_server.jobs.database import Database, migrate, open_database
+from media_server.jobs.database import Database
 from media_server.jobs.events import read_after
 from media_server.jobs.spec import Job, JobSpec, Result
 from media_server.jobs.states import Status
 from media_server.jobs.tables import jobs, prompts
+from tests.fresh_database import open_migrated
 
 
 def _submit(db: Database, **members: object) -> Job:
@@ -165,8 +166,7 @@ def test_deleting_a_running_job_stops_it_first(db: Database) -> None:
 def test_erased_words_leave_the_file(tmp_path: Path) -> None:
     """secure_delete overwrites what was erased; a checkpoint brings that from the log into the file."""
     path = tmp_path / "jobs.db"
-    db = open_database(f"sqlite:///{path}")
-    migrate(db)
+    db = open_migrated(f"sqlite:///{path}")
     job = _submit(db, prompts={"prompt": "a canary of some length"})
     store.request_cancel(db, job.id)
     assert b"canary" in path.read_bytes() + path.with_name("jobs.db-wal").read_bytes()

@@ -1,6 +1,5 @@
 """The application on a real SQLite store and a real folder, with a scripted worker in the place of the models."""
 
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,53 +13,14 @@ from fastapi.testclient import TestClient
 
 from media_server.app import create_app
 from media_server.artifacts.store import ArtifactStore, open_artifacts
-from media_server.jobs.database import Database, migrate, open_database
+from media_server.jobs.database import Database
 from media_server.jobs.tables import metadata
-from media_server.models.card import TextCard, VideoCard
 from media_server.models.registry import publish
 from media_server.settings import Settings
+from tests.cards import TEXT_CARD, VIDEO_CARD
+from tests.fresh_database import open_migrated
 from tests.media_server import scripted_worker
 from tests.media_server.scripted_worker import ScriptedWorker
-
-VIDEO_CARD = VideoCard.model_validate(
-    {
-        "name": "tiny-wan",
-        "pool": "video",
-        "revision": "test",
-        "hash": "sha256:00",
-        "license": "Apache-2.0",
-        "origin": "drawn for the tests",
-        "layout": "wan-ti2v",
-        "size": {
-            "default": "160x96",
-            "multiple_of": 16,
-            "min": [64, 64],
-            "max": [256, 256],
-            "max_pixels": 36864,
-            "trained": ["160x96"],
-        },
-        "frames": {"rule": "4k+1", "min": 1, "max": 57, "default": 33, "temporal": 4},
-        "fps": 16,
-        "fps_range": [1, 60],
-        "defaults": {"num_inference_steps": 8, "guidance_scale": 3.0, "seconds": 2},
-        "limits": {"max_prompt_chars": 500, "max_steps": 50, "max_seconds": 30, "max_guidance_scale": 20},
-        "conditions": ["text", "first_frame", "last_frame", "overlap"],
-    }
-)
-TEXT_CARD = TextCard.model_validate(
-    {
-        "name": "smollm2-135m-instruct",
-        "pool": "text",
-        "revision": "test",
-        "hash": "sha256:01",
-        "license": "Apache-2.0",
-        "origin": "none",
-        "context_length": 8192,
-        "tokenizer": "models/smollm2-135m-instruct/01/tokenizer.json",
-        "eos_token_ids": [2],
-    }
-)
-
 
 ClipWriter = Callable[..., bytes]
 
@@ -115,21 +75,9 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(data_dir=tmp_path / "data", broker_url="redis://127.0.0.1:1/0", max_upload_bytes=4 << 20)
 
 
-@pytest.fixture(scope="session")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database that is migrated once; the tests have copies of it."""
-    path = tmp_path_factory.mktemp("database") / "media-server.db"
-    db = open_database(f"sqlite:///{path}")
-    migrate(db)
-    db.close()
-    return path
-
-
 @pytest.fixture
-def service(settings: Settings, migrated: Path, clip_bytes: bytes) -> Iterator[Service]:
-    settings.data_dir.mkdir()
-    shutil.copy(migrated, settings.data_dir)
-    db = open_database(settings.database)
+def service(settings: Settings, clip_bytes: bytes) -> Iterator[Service]:
+    db = open_migrated(settings.database)
     publish(db, VIDEO_CARD, "scripted@test:1")
     publish(db, TEXT_CARD, "engine@test:1")
     artifacts = open_artifacts(settings)

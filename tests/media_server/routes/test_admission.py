@@ -7,7 +7,7 @@ import pytest
 from media_server.admission import Limits
 from media_server.models.card import ClipCost, Machine, VideoCard
 from media_server.models.registry import publish
-from tests.media_server.routes.conftest import VIDEO_CARD
+from tests.cards import VIDEO_CARD
 
 # 33 frames of 160x96 are 540 tokens and 506880 pixels; at 8 steps they take 0.5 + 4.32 + 0.05 s
 COST = ClipCost(

@@ -1,11 +1,7 @@
 """Batches of clips over the real application and store, with the real batch worker and a scripted video worker."""
 
-import asyncio
-import contextlib
 import json
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -19,105 +15,21 @@ from media_server.ids import new_id
 from media_server.jobs import claims, store
 from media_server.jobs.idempotency import HeldLine, StillAccepting
 from media_server.jobs.spec import JobSpec
-from media_server.jobs.tables import batch_lines, batches, files, garbage, jobs, tallies
-from media_server.keys import create_key, revoke_key
-from media_server.limits import KeyLimits
-from workers.batch_worker import serve
-from workers.sweeper import sweep_once
+from media_server.jobs.tables import batch_lines, batches, garbage, jobs
+from tests.media_server.routes.batching import (
+    PENDING,
+    batch_worker,
+    count_jobs,
+    done,
+    ended,
+    get,
+    line,
+    records,
+    start,
+    wait_until,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:The Sora API")
-
-PENDING = ("validating", "in_progress", "finalizing", "cancelling")
-WAIT_S = 60.0
-
-
-@contextlib.contextmanager
-def batch_worker(service: Any, name: str = "batches@test:1") -> Iterator[None]:
-    """Run the batch worker in a thread of its own; stopped in order at the end."""
-    ready = threading.Event()
-    loop = asyncio.new_event_loop()
-    stopping = asyncio.Event()
-
-    def run() -> None:
-        asyncio.set_event_loop(loop)
-        ready.set()
-        loop.run_until_complete(serve(service.settings, name, stopping))
-        loop.close()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    ready.wait()
-    try:
-        yield
-    finally:
-        loop.call_soon_threadsafe(stopping.set)
-        thread.join()
-
-
-def wait_until(find: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + WAIT_S
-    while not (found := find()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
-
-
-def line(custom_id: str, url: str = "/v1/videos", **body: Any) -> dict[str, Any]:
-    return {"custom_id": custom_id, "method": "POST", "url": url, "body": {"prompt": "a red ball", **body}}
-
-
-def upload(service: Any, *lines: Any, headers: dict[str, str] | None = None) -> str:
-    content = b"\n".join(item if isinstance(item, bytes) else json.dumps(item).encode() for item in lines)
-    answer = service.http.post(
-        "/v1/files", files={"file": ("in.jsonl", content)}, data={"purpose": "batch"}, headers=headers
-    )
-    assert answer.status_code == 200, answer.text
-    file_id: str = answer.json()["id"]
-    return file_id
-
-
-def start(service: Any, *lines: Any, headers: dict[str, str] | None = None, **fields: Any) -> str:
-    file_id = upload(service, *lines, headers=headers)
-    body = {"input_file_id": file_id, "endpoint": "/v1/videos", "completion_window": "24h", **fields}
-    answer = service.http.post("/v1/batches", json=body, headers=headers)
-    assert answer.status_code == 200, answer.text
-    batch_id: str = answer.json()["id"]
-    return batch_id
-
-
-def get(service: Any, batch_id: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
-    batch: dict[str, Any] = service.http.get(f"/v1/batches/{batch_id}", headers=headers).json()
-    return batch
-
-
-def ended(service: Any, batch_id: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
-    def find() -> dict[str, Any] | None:
-        batch = get(service, batch_id, headers)
-        return None if batch["status"] in PENDING else batch
-
-    batch: dict[str, Any] = wait_until(find)
-    return batch
-
-
-def done(service: Any, batch_id: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
-    """Do every job that comes, until the batch has ended."""
-
-    def find() -> dict[str, Any] | None:
-        service.worker.run_all()
-        batch = get(service, batch_id, headers)
-        return None if batch["status"] in PENDING else batch
-
-    batch: dict[str, Any] = wait_until(find)
-    return batch
-
-
-def records(service: Any, file_id: str | None, headers: dict[str, str] | None = None) -> list[dict[str, Any]]:
-    if file_id is None:
-        return []
-    answer = service.http.get(f"/v1/files/{file_id}/content", headers=headers)
-    assert answer.status_code == 200
-    assert int(answer.headers["content-length"]) == len(answer.content)
-    return [json.loads(text) for text in answer.text.splitlines()]
 
 
 @pytest.fixture
@@ -210,7 +122,7 @@ def test_a_batch_goes_on_where_its_worker_left_it(service: Any, has_died: bool) 
     batch_id = start(service, *(line(f"n{index}") for index in range(6)))
     with batch_worker(service):
         # as many as are sent at a time, each of the lowest priority
-        wait_until(lambda: _count_jobs(service) == 4)
+        wait_until(lambda: count_jobs(service) == 4)
     with service.db.read() as tx:
         assert set(tx.conn.scalars(sa.select(jobs.c.priority))) == {-50}
         assert tx.conn.scalar(sa.select(batches.c.lease_owner)) is None
@@ -223,15 +135,10 @@ def test_a_batch_goes_on_where_its_worker_left_it(service: Any, has_died: bool) 
     service.worker.run_all()
     with batch_worker(service, "batches@test:2"):
         batch = done(service, batch_id)
-    assert batch["request_counts"] == {"total": 6, "completed": 6, "failed": 0} and _count_jobs(service) == 6
+    assert batch["request_counts"] == {"total": 6, "completed": 6, "failed": 0} and count_jobs(service) == 6
     made = records(service, batch["output_file_id"])
     assert [record["custom_id"] for record in made] == [f"n{index}" for index in range(6)]
     assert len({record["response"]["body"]["id"] for record in made}) == 6
-
-
-def _count_jobs(service: Any) -> int:
-    with service.db.read() as tx:
-        return int(tx.conn.scalar(sa.select(sa.func.count()).select_from(jobs)) or 0)
 
 
 def test_a_line_makes_one_job_whoever_sends_it(service: Any) -> None:
@@ -249,7 +156,7 @@ def test_a_line_makes_one_job_whoever_sends_it(service: Any) -> None:
     for other in (held, HeldLine(batch_id, 1, "w2"), HeldLine(batch_id, 2, "w1")):
         with pytest.raises(StillAccepting):
             submit(other)
-    assert _count_jobs(service) == 1
+    assert count_jobs(service) == 1
     # a worker that lost its lease can neither end the line nor make another job
     with service.db.write() as tx:
         tx.conn.execute(batches.update().values(lease_until=0.0))
@@ -274,7 +181,7 @@ def _specs() -> Iterator[Any]:
 def test_cancel_keeps_what_was_made_and_ends_the_rest(service: Any) -> None:
     batch_id = start(service, *(line(f"n{index}") for index in range(8)))
     with batch_worker(service):
-        wait_until(lambda: _count_jobs(service) == 4)
+        wait_until(lambda: count_jobs(service) == 4)
         first = service.worker.claim("video")
         service.worker.do(first)
         second = service.worker.claim("video")
@@ -298,7 +205,7 @@ def test_cancel_keeps_what_was_made_and_ends_the_rest(service: Any) -> None:
 def test_a_batch_past_its_window_expires(service: Any) -> None:
     batch_id = start(service, *(line(f"n{index}") for index in range(6)), completion_window="1m")
     with batch_worker(service):
-        wait_until(lambda: _count_jobs(service) == 4)
+        wait_until(lambda: count_jobs(service) == 4)
         with service.db.write() as tx:
             tx.conn.execute(batches.update().values(expires_at=tx.now() - 1))
         batch = ended(service, batch_id)
@@ -309,183 +216,10 @@ def test_a_batch_past_its_window_expires(service: Any) -> None:
         assert set(tx.conn.scalars(sa.select(jobs.c.status))) == {"cancelled"}
 
 
-def key_of(service: Any, name: str, **options: Any) -> tuple[str, dict[str, str]]:
-    key, text = create_key(service.db, name, **options)
-    return key.id, {"authorization": f"Bearer {text}"}
-
-
-def test_a_batch_belongs_to_its_key_and_its_lines_have_its_scopes_and_quotas(working: Any) -> None:
-    limits = KeyLimits(queued_jobs=4, work_per_day=40e6)
-    key_id, mine = key_of(working, "mine", limits=limits)
-    _, other = key_of(working, "other")
-    _, admin = key_of(working, "boss", scopes=("admin",))
-    _, reader = key_of(working, "reader", scopes=("read",))
-    # each takes 8 x 160 x 96 x 33: nine fit into a day, and the tenth alone is more than one
-    lines = [line("huge", num_frames=57 * 4, num_inference_steps=50), *(line(f"n{i}") for i in range(3))]
-    batch_id = start(working, *lines, headers=mine)
-    file_id = get(working, batch_id, mine)["input_file_id"]
-    for path in (f"/v1/batches/{batch_id}", f"/v1/files/{file_id}", f"/v1/files/{file_id}/content"):
-        assert working.http.get(path, headers=other).status_code == 404
-        assert working.http.get(path, headers=admin).status_code == 200
-        assert working.http.get(path).status_code == 401
-    assert working.http.post(f"/v1/batches/{batch_id}/cancel", headers=other).status_code == 404
-    assert working.http.delete(f"/v1/files/{file_id}", headers=other).status_code == 404
-    stolen = {"input_file_id": file_id, "endpoint": "/v1/videos", "completion_window": "24h"}
-    refused = working.http.post("/v1/batches", json=stolen, headers=other)
-    assert refused.status_code == 404 and refused.json()["param"] == "input_file_id"
-    assert working.http.post("/v1/batches", json=stolen, headers=reader).status_code == 403
-    for path in ("/v1/batches", "/v1/files"):
-        assert working.http.get(path, headers=other).json()["data"] == []
-        assert len(working.http.get(path, headers=admin).json()["data"]) == 1
-        after = {"after": batch_id if "batches" in path else file_id}
-        assert working.http.get(path, params=after, headers=other).status_code == 400
-    # who deletes what is read breaks it
-    assert working.http.delete(f"/v1/files/{file_id}", headers=mine).status_code == 409
-    with batch_worker(working):
-        batch = ended(working, batch_id, mine)
-    assert batch["request_counts"] == {"total": 4, "completed": 3, "failed": 1}
-    (huge,) = records(working, batch["error_file_id"], mine)
-    assert (huge["custom_id"], huge["response"]["status_code"]) == ("huge", 403)
-    assert huge["response"]["body"]["error"]["code"] == "over_work_quota"
-    with working.db.read() as tx:
-        assert set(tx.conn.scalars(sa.select(jobs.c.owner_key_id))) == {key_id}
-        kept = tx.conn.scalar(sa.select(tallies.c.amount).where(tallies.c.kind == "storage_bytes"))
-        stored = tx.conn.execute(sa.select(files.c.size_bytes)).scalars().all()
-    assert kept is not None and kept > sum(stored) and len(stored) == 3
-
-
-def test_a_line_waits_for_a_quota_that_comes_back_and_leaves_room_for_others(service: Any) -> None:
-    _, mine = key_of(service, "mine", limits=KeyLimits(queued_jobs=2))
-    batch_id = start(service, *(line(f"n{index}") for index in range(3)), headers=mine)
-    with batch_worker(service):
-        wait_until(lambda: _count_jobs(service) == 1)
-        # half of what may wait is the batch's: a request that somebody waits for is taken, and goes first
-        answer = service.http.post("/v1/videos", json={"prompt": "now"}, headers=mine)
-        assert answer.status_code == 200
-        claim = service.worker.claim("video")
-        assert claim.job.id == answer.json()["id"]
-        service.worker.do(claim)
-        batch = done(service, batch_id, mine)
-    assert batch["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
-
-
-def test_a_revoked_key_ends_its_lines(service: Any) -> None:
-    _, mine = key_of(service, "mine")
-    _, admin = key_of(service, "boss", scopes=("admin",))
-    batch_id = start(service, line("a"), headers=mine)
-    revoke_key(service.db, "mine")
-    with batch_worker(service):
-        batch = ended(service, batch_id, admin)
-    (failed,) = records(service, batch["error_file_id"], admin)
-    assert failed["response"]["status_code"] == 401 and "revoked" in failed["response"]["body"]["detail"]
-    assert _count_jobs(service) == 0
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
-        ({"completion_window": "25"}, "completion_window"),
-        ({"completion_window": "31d"}, "completion_window"),
-        ({"completion_window": "0h"}, "completion_window"),
-        ({"metadata": {"k": "v" * 513}}, "metadata"),
-        ({"output_expires_after": {"anchor": "created_at", "seconds": 60}}, "output_expires_after.seconds"),
-        ({"input_file_id": None}, "input_file_id"),
-        ({"wings": 2}, "wings"),
-    ],
-)
-def test_what_a_batch_may_not_be(service: Any, fields: dict[str, Any], param: str) -> None:
-    file_id = upload(service, line("a"))
-    body = {"input_file_id": file_id, "endpoint": "/v1/videos", "completion_window": "24h", **fields}
-    before = service.contents()
-    answer = service.http.post("/v1/batches", json=body)
-    assert (answer.status_code, answer.json()["param"]) == (400, param)
-    assert service.contents() == before
-
-
-def test_what_a_file_may_not_be(service: Any) -> None:
-    before = service.contents()
-    for data, files_, status, param in (
-        ({"purpose": "vision"}, {"file": ("a", b"x")}, 400, "purpose"),
-        ({"purpose": "batch"}, {"other": ("a", b"x")}, 400, "file"),
-        ({"purpose": "batch", "file": "text"}, None, 400, "file"),
-        ({"purpose": "batch"}, {"file": ("n" * 256, b"x")}, 400, "file"),
-        ({"purpose": "batch", "expires_after[seconds]": "1"}, {"file": ("a", b"x")}, 400, "expires_after.anchor"),
-        ({"purpose": "batch"}, {"file": ("a", b"x" * (5 << 20))}, 413, None),
-    ):
-        answer = service.http.post("/v1/files", data=data, files=files_)
-        assert (answer.status_code, answer.json().get("param")) == (status, param), answer.text
-    assert service.contents() == before
-    _, poor = key_of(service, "poor", limits=KeyLimits(storage_bytes=10))
-    before = service.contents()
-    answer = service.http.post("/v1/files", data={"purpose": "batch"}, files={"file": ("a", b"x" * 11)}, headers=poor)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "storage_quota")
-    # only the tally that a quota is held to may have been touched
-    assert service.contents()[1] == before[1]
-
-
-def test_a_name_is_only_shown_and_a_file_expires(service: Any) -> None:
-    answer = service.http.post(
-        "/v1/files",
-        data={"purpose": "batch", "expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"},
-        files={"file": ("../../etc/passwd", b"{}")},
-    ).json()
-    assert answer["filename"] == ".._.._etc_passwd" and answer["expires_at"] - answer["created_at"] == 3600
-    assert service.contents()[1] >= {f"{answer['id']}/content.jsonl"}
-    sweep_once(service.settings, service.db, service.artifacts)
-    assert service.http.get(f"/v1/files/{answer['id']}").status_code == 200
-    with service.db.write() as tx:
-        tx.conn.execute(files.update().values(expires_at=tx.now() - 1))
-    sweep_once(service.settings, service.db, service.artifacts)
-    assert service.http.get(f"/v1/files/{answer['id']}").status_code == 404
-    sweep_once(service.settings, service.db, service.artifacts)
-    assert not any(answer["id"] in path for path in service.contents()[1])
-
-
-def test_an_old_batch_goes_and_its_files_by_their_own_time(working: Any) -> None:
-    batch_id = start(working, line("a"))
-    with batch_worker(working):
-        batch = ended(working, batch_id)
-    sweep_once(working.settings, working.db, working.artifacts)
-    assert get(working, batch_id) == batch
-    with working.db.write() as tx:
-        tx.conn.execute(batches.update().values(ended_at=tx.now() - 31 * 86400))
-    sweep_once(working.settings, working.db, working.artifacts)
-    assert working.http.get(f"/v1/batches/{batch_id}").status_code == 404
-    assert records(working, batch["output_file_id"])
-
-
-def test_the_same_request_makes_one_file_and_one_batch(service: Any) -> None:
-    headers = {"idempotency-key": "k1"}
-    first = upload(service, line("a"), headers=headers)
-    assert upload(service, line("a"), headers=headers) == first
-    body = {"input_file_id": first, "endpoint": "/v1/videos", "completion_window": "24h"}
-    again = [service.http.post("/v1/batches", json=body, headers={"idempotency-key": "k2"}) for _ in range(2)]
-    assert again[0].json() == again[1].json() and again[1].headers["idempotent-replayed"] == "true"
-    other = service.http.post("/v1/batches", json={**body, "metadata": {"a": "b"}}, headers={"idempotency-key": "k2"})
-    assert other.status_code == 422
-    assert len(service.http.get("/v1/batches").json()["data"]) == 1
-
-
-def test_pages_of_batches_and_files(service: Any) -> None:
-    made = [start(service, line("a")) for _ in range(3)][::-1]
-    for path, ids in (
-        ("/v1/batches", made),
-        ("/v1/files", [get(service, batch_id)["input_file_id"] for batch_id in made]),
-    ):
-        page = service.http.get(path, params={"limit": 2}).json()
-        assert ([item["id"] for item in page["data"]], page["has_more"]) == (ids[:2], True)
-        rest = service.http.get(path, params={"limit": 2, "after": page["last_id"]}).json()
-        assert ([item["id"] for item in rest["data"]], rest["has_more"]) == (ids[2:], False)
-        assert service.http.get(path, params={"after": "nobody"}).status_code == 400
-    oldest = service.http.get("/v1/files", params={"order": "asc", "limit": 1}).json()["data"]
-    assert [item["id"] for item in oldest] == [get(service, made[-1])["input_file_id"]]
-
-
 def test_a_job_that_is_deleted_or_cancelled_ends_its_line(service: Any) -> None:
     batch_id = start(service, line("gone"), line("stopped"))
     with batch_worker(service):
-        wait_until(lambda: _count_jobs(service) == 2)
+        wait_until(lambda: count_jobs(service) == 2)
         with service.db.read() as tx:
             query = sa.select(batch_lines.c.job_id).order_by(batch_lines.c.number)
             gone, stopped = tx.conn.scalars(query).all()
@@ -497,18 +231,6 @@ def test_a_job_that_is_deleted_or_cancelled_ends_its_line(service: Any) -> None:
     assert (second["error"]["code"], second["response"]["body"]["status"]) == ("job_cancelled", "cancelled")
 
 
-def test_one_owner_keeps_no_other_waiting(service: Any) -> None:
-    _, mine = key_of(service, "mine")
-    _, other = key_of(service, "other")
-    many = [start(service, line("a"), headers=mine) for _ in range(6)]
-    one = start(service, line("a"), headers=other)
-    taken = running.claim(service.db, "w", lease_s=60.0, room=9)
-    assert [batch.id for batch in taken] == [*many[: running.MAX_PER_OWNER], one]
-    assert running.claim(service.db, "w", lease_s=60.0, room=9) == []
-    assert claims.end_leases(service.db, "w") == 5
-    assert len(running.claim(service.db, "w2", lease_s=60.0, room=2)) == 2
-
-
 def test_storyboards_and_films_are_lines_too(working: Any) -> None:
     for endpoint, kind in (("/v1/storyboards", "storyboard"), ("/v1/films", "film")):
         item = {"custom_id": "a", "method": "POST", "url": endpoint, "body": {"idea": "a ball", "shots": 2}}
@@ -518,5 +240,3 @@ def test_storyboards_and_films_are_lines_too(working: Any) -> None:
         (record,) = records(working, batch["output_file_id"])
         assert record["response"]["body"]["object"] == kind
         assert record["response"]["body"]["status"] == "completed"
-
-

@@ -19,7 +19,7 @@ from media_server.migrations import known_revisions
 from media_server.models.card import TextCard, VideoCard
 from media_server.models.registry import publish
 from media_server.settings import Settings
-from tests.media_server.routes.conftest import TEXT_CARD, VIDEO_CARD
+from tests.cards import TEXT_CARD, VIDEO_CARD
 from tests.media_server.scripted_worker import ScriptedWorker
 
 DUMP = Path(__file__).with_name("first_release.sql")

@@ -15,7 +15,7 @@ from PIL import Image
 from media_server.artifacts.store import ArtifactStore
 from media_server.jobs.tables import jobs
 from media_server.models.registry import publish
-from tests.media_server.routes.conftest import VIDEO_CARD
+from tests.cards import VIDEO_CARD
 from workers.sweeper import collect_garbage
 
 

@@ -19,8 +19,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 from media_server.app import create_app
 from media_server.artifacts.store import open_artifacts
-from media_server.jobs.database import Database, migrate, open_database
-from media_server.models.card import TextCard, VideoCard
+from media_server.jobs.database import Database
+from media_server.models.card import TextCard
 from media_server.models.registry import publish
 from media_server.settings import Settings
 from media_server.text.engine import GRAMMAR_TOO_COMPLEX
@@ -40,6 +40,8 @@ from media_server.text.messages import (
     outbox_key,
 )
 from media_server.text.storyboard import Ask
+from tests.cards import CAPTIONED_CARD
+from tests.fresh_database import open_migrated
 from tests.llm.byte_tokenizer import EOS, VOCAB_SIZE, byte_tokenizer
 from workers.valkey import valkey_command, wait_until_answering
 
@@ -48,35 +50,6 @@ TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-COLORS = ["red", "orange", "yellow", "green", "cyan", "blue", "purple", "pink", "white", "black"]
-SLOTS = {
-    "size": ["small", "large"],
-    "color": COLORS,
-    "kind": ["ball", "square", "triangle", "star", "car", "boat", "tree", "house", "bird", "sun", "moon"],
-    "motion": ["left", "right", "up", "down", "growing", "shrinking", "bouncing", "spinning", "still"],
-    "backdrop": [*COLORS, "day", "night", "sea", "snow", "rain", "city", "nightfall"],
-    "camera": ["none", "pan left", "pan right", "zoom in", "zoom out"],
-    "relation": ["left of", "right of", "above", "below"],
-}
-VIDEO_CARD = VideoCard.model_validate(
-    {
-        "name": "tiny-wan", "pool": "video", "revision": "test", "hash": "sha256:00", "license": "Apache-2.0",
-        "origin": "drawn for the tests", "layout": "wan-ti2v",
-        "size": {
-            "default": "160x96", "multiple_of": 16, "min": [64, 64], "max": [256, 256], "max_pixels": 36864,
-            "trained": ["160x96"],
-        },
-        "frames": {"rule": "4k+1", "min": 1, "max": 57, "default": 33, "temporal": 4},
-        "fps": 16, "fps_range": [1, 60],
-        "defaults": {"num_inference_steps": 8, "guidance_scale": 3.0, "seconds": 2},
-        "limits": {"max_prompt_chars": 500, "max_steps": 50, "max_seconds": 30, "max_guidance_scale": 20},
-        "caption_style": {
-            "text": "One short sentence in plain words.",
-            "examples": ["a red ball bouncing on a blue background", "a small yellow bird moving left on a sunny day"],
-            "slots": SLOTS,
-        },
-    }
-)  # fmt: skip
 
 
 class RandomWriter:
@@ -230,8 +203,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextService]:
     root: Path = tmp_path_factory.mktemp("text")
     settings = Settings(data_dir=root / "data", gpus=(), resume_s=120.0)
     settings.data_dir.mkdir()
-    db = open_database(settings.database)
-    migrate(db)
+    db = open_migrated(settings.database)
     artifacts = open_artifacts(settings)
     artifacts.put_bytes("models/scripted/1/tokenizer.json", byte_tokenizer().to_str().encode(), "application/json")
     artifacts.put_bytes("models/scripted/1/chat_template.jinja", TEMPLATE.encode(), "text/plain")
@@ -241,7 +213,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextService]:
         chat_template="models/scripted/1/chat_template.jinja", eos_token_ids=[EOS],
     )  # fmt: skip
     publish(db, card, "engine-0")
-    publish(db, VIDEO_CARD, "video-0")
+    publish(db, CAPTIONED_CARD, "video-0")
     valkey = subprocess.Popen(valkey_command(settings), stdout=subprocess.DEVNULL)
     assert wait_until_answering(settings.redis_url, 120)
     engine = ScriptedEngine(settings)

@@ -9,8 +9,8 @@ from pathlib import Path
 from fastapi.testclient import TestClient
 
 from media_server.app import create_app
-from media_server.jobs.database import migrate, open_database
 from media_server.settings import Settings
+from tests.fresh_database import open_migrated
 from tests.media_server.text.test_remote import Server
 from workers.batch_worker import serve
 
@@ -23,8 +23,7 @@ def test_lines_are_passed_on_and_its_refusals_are_theirs(tmp_path: Path) -> None
     serving.start()
     url = f"http://127.0.0.1:{server.server_address[1]}"
     settings = Settings(data_dir=tmp_path, broker_url="redis://127.0.0.1:1/0", engine_url=url)
-    db = open_database(settings.database)
-    migrate(db)
+    db = open_migrated(settings.database)
     db.close()
     questions = {name: [{"role": "user", "content": name}] for name in ("count", "fail")}
     lines = [

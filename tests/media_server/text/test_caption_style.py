@@ -4,7 +4,7 @@ import itertools
 
 from media_server.text.caption import Choices, parse_sentence, sentence_pattern
 from media_server.text.subjects import Subject
-from tests.media_server.text.conftest import SLOTS
+from tests.cards import SLOTS
 from video.tiny.captions import canonical
 from video.tiny.vocabulary import BACKDROPS, CAMERAS, COLORS, KINDS, MOTIONS, RELATIONS, SIZES
 from video.tiny.world import Scene, Thing

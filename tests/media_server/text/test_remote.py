@@ -14,14 +14,16 @@ import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
 from media_server.app import create_app
-from media_server.jobs.database import migrate, open_database
+from media_server.jobs.database import open_database
 from media_server.jobs.tables import usage
 from media_server.serve import ApiServer
 from media_server.settings import Settings
 from media_server.text.messages import Usage
-from media_server.text.remote import write_remotely
+from media_server.text.remote_writing import write_remotely
 from media_server.text.storyboard import Task, write_storyboard
-from tests.media_server.text.conftest import VIDEO_CARD, RandomWriter
+from tests.cards import CAPTIONED_CARD
+from tests.fresh_database import open_migrated
+from tests.media_server.text.conftest import RandomWriter
 
 QUESTION = {"model": "big", "messages": [{"role": "user", "content": "hello"}]}
 
@@ -113,8 +115,7 @@ def settings(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Settin
 
 @pytest.fixture(scope="module")
 def http(settings: Settings) -> Iterator[TestClient]:
-    db = open_database(settings.database)
-    migrate(db)
+    db = open_migrated(settings.database)
     db.close()
     with TestClient(create_app(settings), base_url="http://127.0.0.1:8000") as client:
         yield client
@@ -169,7 +170,7 @@ def test_errors_become_ours(http: TestClient) -> None:
 @pytest.mark.parametrize("idea", ["a red ball", "hope"])
 def test_a_storyboard_by_structured_output(settings: Settings, server: Server, idea: str) -> None:
     usages: list[Usage] = []
-    task = Task(idea, num_frames=80, fps=16, seed=1, card=VIDEO_CARD, num_shots=2)
+    task = Task(idea, num_frames=80, fps=16, seed=1, card=CAPTIONED_CARD, num_shots=2)
     steps = write_storyboard(task, lambda ask: write_remotely(settings, ask, None, usages))
     while True:
         try:
@@ -186,7 +187,7 @@ def test_a_storyboard_by_structured_output(settings: Settings, server: Server, i
 def test_a_server_that_is_not_there(settings: Settings) -> None:
     gone = settings.model_copy(update={"engine_url": "http://127.0.0.1:1/v1"})
     steps = write_storyboard(
-        Task("a red ball", 80, 16, 1, VIDEO_CARD, 2), lambda ask: write_remotely(gone, ask, "m", [])
+        Task("a red ball", 80, 16, 1, CAPTIONED_CARD, 2), lambda ask: write_remotely(gone, ask, "m", [])
     )
     with pytest.raises(httpx.ConnectError):
         list(steps)

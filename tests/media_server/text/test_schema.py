@@ -55,6 +55,7 @@ def at_work(service: TextService, tmp_path: Path) -> Iterator[None]:
     thread.join()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_answers_hold_to_the_document(service: TextService, at_work: None, tmp_path: Path) -> None:
     config = tmp_path / "schemathesis.toml"

@@ -12,11 +12,12 @@ from media_server.models.card import VideoCard
 from media_server.text.caption import parse_sentence
 from media_server.text.storyboard import Ask, StoryboardError, Task, split_frames, write_storyboard
 from media_server.text.wording import MOODS, NAMES
-from tests.media_server.text.conftest import SLOTS, VIDEO_CARD, RandomWriter
+from tests.cards import CAPTIONED_CARD, SLOTS
+from tests.media_server.text.conftest import RandomWriter
 
-FREE_CARD = VIDEO_CARD.model_copy(
+FREE_CARD = CAPTIONED_CARD.model_copy(
     update={
-        "caption_style": VIDEO_CARD.caption_style.model_copy(  # type: ignore[union-attr]
+        "caption_style": CAPTIONED_CARD.caption_style.model_copy(  # type: ignore[union-attr]
             update={"slots": None, "text": "Describe light, lens and movement.", "examples": []}
         )
     }
@@ -33,7 +34,7 @@ def run(task: Task, writer: Any) -> tuple[str, dict[str, Any]]:
             return text, end.value
 
 
-def task(idea: str = "A red ball meets a blue star", *, card: VideoCard = VIDEO_CARD, **fields: Any) -> Task:
+def task(idea: str = "A red ball meets a blue star", *, card: VideoCard = CAPTIONED_CARD, **fields: Any) -> Task:
     return Task(**{"idea": idea, "num_frames": 128, "fps": 16, "seed": 3, "card": card, "num_shots": 4, **fields})
 
 
@@ -81,10 +82,10 @@ def test_titles_differ_between_seeds() -> None:
 
 @pytest.mark.parametrize("idea", ["A red ball bounces at night", "A red ball", "A small red ball spins in the snow"])
 def test_no_shot_repeats_another(idea: str) -> None:
-    style = VIDEO_CARD.caption_style.model_copy(  # type: ignore[union-attr]
+    style = CAPTIONED_CARD.caption_style.model_copy(  # type: ignore[union-attr]
         update={"slots": {slot: words for slot, words in SLOTS.items() if slot not in ("camera", "relation")}}
     )
-    still = VIDEO_CARD.model_copy(update={"caption_style": style})
+    still = CAPTIONED_CARD.model_copy(update={"caption_style": style})
     for seed in range(20):
         _, board = run(task(idea, card=still, seed=seed, num_shots=3), RandomWriter(seed))
         assert len({shot["prompt"] for shot in board["shots"]}) == 3
@@ -111,11 +112,11 @@ def test_what_the_idea_names_is_said() -> None:
 
 
 def test_hidden_colours_of_the_card_are_kept_apart() -> None:
-    style = VIDEO_CARD.caption_style
+    style = CAPTIONED_CARD.caption_style
     assert style is not None
     hidden = {place: ["red"] for place in SLOTS["backdrop"] if place != "snow"}
-    card = VIDEO_CARD.model_copy(update={"caption_style": style.model_copy(update={"hidden_on": hidden})})
-    _, board = run(task("a red ball", card=type(VIDEO_CARD).model_validate(card.model_dump())), RandomWriter(0))
+    card = CAPTIONED_CARD.model_copy(update={"caption_style": style.model_copy(update={"hidden_on": hidden})})
+    _, board = run(task("a red ball", card=type(CAPTIONED_CARD).model_validate(card.model_dump())), RandomWriter(0))
     assert all(" in the snow" in shot["prompt"] for shot in board["shots"])
 
 
@@ -230,8 +231,8 @@ def test_what_a_slow_shot_cannot_take_goes_to_the_others_by_their_pace() -> None
 
 
 def test_a_storyboard_keeps_to_the_clips_of_its_model() -> None:
-    limits = VIDEO_CARD.limits.model_copy(update={"max_seconds": 2})
-    card = VIDEO_CARD.model_copy(update={"limits": limits})
+    limits = CAPTIONED_CARD.limits.model_copy(update={"max_seconds": 2})
+    card = CAPTIONED_CARD.model_copy(update={"limits": limits})
     for seed in range(3):
         _, board = run(task(card=card, num_frames=126, seed=seed), RandomWriter(seed))
         assert max(shot["num_frames"] for shot in board["shots"]) <= 32

@@ -7,7 +7,7 @@ import pytest
 
 from media_server.text.caption import Choices, parse_sentence, phrase, sentence_pattern
 from media_server.text.subjects import MOTION_WORDS, PLACE_WORDS, Subject, find_subjects, find_words
-from tests.media_server.text.conftest import SLOTS
+from tests.cards import SLOTS
 
 
 @pytest.mark.parametrize(
