@@ -3,6 +3,8 @@
 SQLite cannot let a column be null that was not: there the two tables are made anew and filled from the old ones.
 """
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -46,7 +48,7 @@ def upgrade() -> None:
 
 def _create_outbox() -> str:
     """Make the outbox with its indexes; returns the names of the columns that it had."""
-    old = [
+    old: list[sa.Column[Any]] = [
         sa.Column("id", sa.String(), nullable=False),
         sa.Column("event_seq", sa.BigInteger(), nullable=True),
         sa.Column("job_id", sa.String(), nullable=True),
