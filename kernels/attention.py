@@ -3,7 +3,8 @@
 Online softmax after FlashAttention-2 (arXiv 2307.08691); scores, weights' sums and O accumulate in fp32, weights are
 rounded to the input type before they meet V. Causal masks are aligned to the last key: query i sees the keys
 j <= i + Nk - Nq. A query that sees no key gives zeros and a log-sum-exp of -inf.
-Gradients: with inputs that require them the torch path runs and its autograd is the backward.
+Gradients: with inputs that require them torch's attention runs and its autograd is the backward; where the
+log-sum-exp is asked for too, the reference's, since torch's attention has no gradient of it.
 """
 
 import math
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.descriptors import can_describe, describe
-from kernels.dispatch import require, tl, triton, uses_triton
+from kernels.dispatch import capability, refuse_gradients, require, takes_gradients, tl, triton, uses_triton
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -42,7 +43,7 @@ def attention(
     Returns `[B, H, Nq, D]` in q's type. Raises ValueError for shapes, types, devices or a scale that do not fit.
     """
     scale = _validate(q, k, v, scale)
-    if uses_triton(q):
+    if uses_triton(q, k, v):
         return attention_triton(q, k, v, causal=causal, scale=scale)[0]
     return _sdpa(q, k, v, causal, scale)
 
@@ -52,9 +53,11 @@ def attention_with_lse(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attend as `attention` does and return the log-sum-exp `[B, H, Nq]` fp32 of the scaled scores too."""
     scale = _validate(q, k, v, scale)
-    if uses_triton(q):
+    if uses_triton(q, k, v):
         return attention_triton(q, k, v, causal=causal, scale=scale)
-    if q.device.type == "cpu" and (not causal or q.shape[2] == k.shape[2]) and k.shape[2] > 0:
+    # torch's own would lose the gradient of the log-sum-exp
+    is_plain = k.shape[2] > 0 and (not causal or q.shape[2] == k.shape[2])
+    if is_plain and q.device.type == "cpu" and not takes_gradients(q, k, v):
         k, v = _expand_kv(q, k), _expand_kv(q, v)
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
         return out, lse.float()
@@ -87,7 +90,7 @@ def attention_varlen(
             (list(cu_seqlens_q.shape), list(cu_seqlens_k.shape)))
     q4, k4, v4 = (x.transpose(0, 1)[None] for x in (q, k, v))
     scale = _validate(q4, k4, v4, scale)
-    if uses_triton(q):
+    if uses_triton(q, k, v):
         return attention_triton(q4, k4, v4, causal=causal, scale=scale,
                                 varlen=(cu_seqlens_q, cu_seqlens_k, max_seqlen_q))[0][0].transpose(0, 1)
     out = torch.zeros_like(q4)
@@ -213,12 +216,18 @@ def _attention_kernel(
     tl.store(lse + row_l + offs_m, row_lse, mask=offs_m < n_q)
 
 
-def default_config(q: torch.Tensor) -> AttentionConfig:
-    """Return the launch that q's type and head dim take; untuned."""
+def default_config(q: torch.Tensor, sm: tuple[int, int] | None = None) -> AttentionConfig:
+    """Return the launch that q's type and head dim take on a card of compute capability sm (q's own); untuned.
+
+    From 12.0 on (GeForce and workstation Blackwell) a block has 101,376 B of shared memory, not 232,448.
+    """
+    sm = sm or capability(q.device) or (0, 0)
     head_dim = q.shape[-1]
     if q.dtype == torch.float32:
         return AttentionConfig(64, 32, 4, 2, False)
-    hopper = q.device.type == "cuda" and torch.cuda.get_device_capability(q.device)[0] >= 9
+    if sm >= (12, 0):
+        return AttentionConfig(128, 64, 8, 2, True) if head_dim <= 128 else AttentionConfig(64, 32, 4, 2, True)
+    hopper = sm >= (9, 0)
     if head_dim > 128:
         return AttentionConfig(128, 64, 8, 2, hopper)
     return AttentionConfig(128, 128 if hopper else 64, 8, 2, hopper)
@@ -238,6 +247,7 @@ def attention_triton(
 
     varlen: cu_seqlens_q, cu_seqlens_k and the longest query sequence of a packed batch with B = 1.
     """
+    refuse_gradients("attention", q, k, v)
     num_heads, n_q, head_dim = q.shape[1:]
     batch = q.shape[0] if varlen is None else varlen[0].shape[0] - 1
     out = torch.empty_like(q)
@@ -272,9 +282,21 @@ def attention_reference(
     scores = q.to(wide) @ _expand_kv(q, k).to(wide).transpose(-1, -2) * scale
     if causal:
         scores = scores.masked_fill(~_causal_mask(q.shape[2], k.shape[2], q.device), float("-inf"))
-    lse = torch.logsumexp(scores, -1)
-    weights = torch.exp(scores - torch.where(lse == float("-inf"), 0.0, lse)[..., None])
+    weights, lse = softmax_with_lse(scores)
     return (weights @ _expand_kv(q, v).to(wide)).to(q.dtype), lse
+
+
+def softmax_with_lse(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the softmax over the last axis and its log-sum-exp; a row of -inf gives zeros, -inf, and no gradient."""
+    if scores.shape[-1] == 0:
+        return scores, scores.new_full(scores.shape[:-1], float("-inf"))
+    top = scores.detach().amax(-1, keepdim=True)
+    top = torch.where(top == float("-inf"), 0.0, top)
+    weights = torch.exp(scores - top)
+    total = weights.sum(-1, keepdim=True)
+    has_keys = total > 0
+    total = torch.where(has_keys, total, 1.0)
+    return weights / total, torch.where(has_keys, total.log() + top, float("-inf")).squeeze(-1)
 
 
 def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float) -> torch.Tensor:

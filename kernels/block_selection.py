@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.block_sparse_attention import BLOCK_SIZES
-from kernels.dispatch import require, tl, triton, uses_triton
+from kernels.dispatch import refuse_gradients, require, tl, triton, uses_triton
 
 
 def block_scores(q: torch.Tensor, k: torch.Tensor, *, block_q: int = 128, block_k: int = 128) -> torch.Tensor:
@@ -21,8 +21,16 @@ def block_scores(q: torch.Tensor, k: torch.Tensor, *, block_q: int = 128, block_
         require(x.ndim == 4 and x.shape[2] > 0, "block_scores", f"{name} must be [B, H, N > 0, D]", list(x.shape))
         require(size in BLOCK_SIZES, "block_scores", f"block size must be one of {BLOCK_SIZES}", size)
         require(x.stride(-1) == 1, "block_scores", f"{name}'s last stride must be 1", x.stride())
-    pool = pool_blocks_triton if uses_triton(q) else pool_blocks_reference
-    return pool(q, block_q) @ pool(k, block_k).transpose(-1, -2)
+    return pool_blocks(q, block_q) @ pool_blocks(k, block_k).transpose(-1, -2)
+
+
+def pool_blocks(x: torch.Tensor, block: int, lengths: torch.Tensor | None = None) -> torch.Tensor:
+    """Average x over blocks of tokens.
+
+    x: `[B, H, N, D]`. lengths: `[ceil(N / block)]` int32, how many tokens of each block count, at least 1; all by
+    default. Returns `[B, H, ceil(N / block), D]` fp32; gradients by torch.
+    """
+    return (pool_blocks_triton if uses_triton(x) else pool_blocks_reference)(x, block, lengths)
 
 
 def select_blocks(
@@ -48,8 +56,8 @@ def select_blocks(
 
 @triton.jit
 def _pool_kernel(
-    x, means, stride_xb, stride_xh, stride_xn, stride_mb, stride_mh, stride_mn, num_heads, n,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
+    x, means, lengths, stride_xb, stride_xh, stride_xn, stride_mb, stride_mh, stride_mn, num_heads, n,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, HAS_LENGTHS: tl.constexpr,
 ):
     block = tl.program_id(0).to(tl.int64)
     batch = (tl.program_id(1) // num_heads).to(tl.int64)
@@ -57,27 +65,37 @@ def _pool_kernel(
     offs_n = block * BLOCK + tl.arange(0, BLOCK)
     offs_d = tl.arange(0, BLOCK_D)
     rows = x + batch * stride_xb + head * stride_xh + offs_n[:, None] * stride_xn + offs_d[None, :]
-    tile = tl.load(rows, mask=(offs_n[:, None] < n) & (offs_d[None, :] < HEAD_DIM), other=0.0).to(tl.float32)
-    mean = tl.sum(tile, 0) / tl.minimum(n - block * BLOCK, BLOCK).to(tl.float32)
+    count = tl.minimum(n - block * BLOCK, BLOCK)
+    if HAS_LENGTHS:
+        count = tl.minimum(tl.load(lengths + block), count)
+    is_token = tl.arange(0, BLOCK) < count
+    tile = tl.load(rows, mask=is_token[:, None] & (offs_d[None, :] < HEAD_DIM), other=0.0).to(tl.float32)
+    mean = tl.sum(tile, 0) / count.to(tl.float32)
     tl.store(means + batch * stride_mb + head * stride_mh + block * stride_mn + offs_d, mean, mask=offs_d < HEAD_DIM)
 
 
-def pool_blocks_triton(x: torch.Tensor, block: int) -> torch.Tensor:
-    """Average `[B, H, N, D]` x over blocks of tokens in one read: `[B, H, ceil(N / block), D]` fp32."""
+def pool_blocks_triton(x: torch.Tensor, block: int, lengths: torch.Tensor | None = None) -> torch.Tensor:
+    """Launch the kernel: shapes as in `pool_blocks`, one read of x."""
+    refuse_gradients("block_scores", x)
     batch, num_heads, n, head_dim = x.shape
     means = torch.empty(batch, num_heads, triton.cdiv(n, block), head_dim, dtype=torch.float32, device=x.device)
     if means.numel():
         _pool_kernel[(means.shape[2], batch * num_heads)](
-            x, means, *x.stride()[:3], *means.stride()[:3], num_heads, n,
-            HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim), BLOCK=block)
+            x, means, means if lengths is None else lengths, *x.stride()[:3], *means.stride()[:3], num_heads, n,
+            HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim), BLOCK=block, HAS_LENGTHS=lengths is not None)
     return means
 
 
-def pool_blocks_reference(x: torch.Tensor, block: int) -> torch.Tensor:
-    """Average `[B, H, N, D]` x over blocks of tokens in plain torch."""
+def pool_blocks_reference(x: torch.Tensor, block: int, lengths: torch.Tensor | None = None) -> torch.Tensor:
+    """Compute `pool_blocks` in plain torch, in fp32 (fp64 for fp64 inputs)."""
     n = x.shape[2]
     num_blocks = triton.cdiv(n, block)
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    sums: torch.Tensor = F.pad(wide, (0, 0, 0, num_blocks * block - n)).unflatten(2, (num_blocks, block)).sum(3)
+    blocks = F.pad(wide, (0, 0, 0, num_blocks * block - n)).unflatten(2, (num_blocks, block))
     valid = (n - torch.arange(num_blocks, device=x.device) * block).clamp(max=block)
+    if lengths is not None:
+        valid = torch.minimum(valid, lengths)
+        is_token = torch.arange(block, device=x.device) < valid[:, None]
+        blocks = torch.where(is_token[..., None], blocks, 0)
+    sums: torch.Tensor = blocks.sum(3)
     return sums / valid[:, None]

@@ -66,9 +66,25 @@ def can_run_triton(device: torch.device) -> bool:
     return can
 
 
-def uses_triton(x: torch.Tensor) -> bool:
-    """Say whether ops on `x` launch Triton kernels; gradients go through torch, whose autograd is the backward."""
-    return can_run_triton(x.device) and not (torch.is_grad_enabled() and x.requires_grad)
+def takes_gradients(*inputs: torch.Tensor | None) -> bool:
+    """Say whether autograd will ask an op for the gradient of one of its inputs; None are left out."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+
+
+def uses_triton(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
+    """Say whether an op launches its Triton kernel.
+
+    x is the input whose device counts, others are its further inputs that may require gradients: where one does, the op
+    goes through torch, whose autograd is its backward.
+    """
+    return can_run_triton(x.device) and not takes_gradients(x, *others)
+
+
+def refuse_gradients(op: str, *inputs: torch.Tensor | None) -> None:
+    """Raise ValueError where a gradient would be asked of a Triton forward, which would lose it in silence."""
+    if takes_gradients(*inputs):
+        raise ValueError(f"{op}: the Triton forward has no backward, so that no input may require gradients, got "
+                         f"{[x.requires_grad for x in inputs if x is not None]} for its inputs")
 
 
 def require(condition: bool, op: str, rule: str, got: object) -> None:

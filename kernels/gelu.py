@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from kernels.dispatch import require, tl, triton, uses_triton
+from kernels.dispatch import refuse_gradients, require, tl, triton, uses_triton
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 BLOCK = 2048
@@ -42,6 +42,7 @@ def _gelu_kernel(x, y, n, TANH: tl.constexpr, BLOCK: tl.constexpr):
 
 def gelu_triton(x: torch.Tensor, approximate: Literal["none", "tanh"]) -> torch.Tensor:
     """Launch the kernel on a validated tensor."""
+    refuse_gradients("gelu", x)
     x = x.contiguous()
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if y.numel():

@@ -6,7 +6,7 @@ projection are read in place. The sum of squares and the product accumulate in f
 
 import torch
 
-from kernels.dispatch import require, tl, triton, uses_triton
+from kernels.dispatch import refuse_gradients, require, takes_gradients, tl, triton, uses_triton
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_WIDTH = 16_384
@@ -21,7 +21,7 @@ def head_rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-6) -
     fit.
     """
     _validate(x, weight, eps)
-    if uses_triton(x):
+    if uses_triton(x, weight):
         return head_rms_norm_triton(x, weight, eps)
     return head_rms_norm_torch(x, weight, eps)
 
@@ -54,6 +54,7 @@ def _head_rms_norm_kernel(
 
 def head_rms_norm_triton(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Launch the kernel on validated tensors."""
+    refuse_gradients("head_rms_norm", x, weight)
     batch, n, num_heads, head_dim = x.shape
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if y.numel() == 0:
@@ -71,7 +72,7 @@ def head_rms_norm_triton(x: torch.Tensor, weight: torch.Tensor, eps: float) -> t
 
 def head_rms_norm_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Compute `head_rms_norm` in fp32 with one pass for the norms; with gradients by the reference."""
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+    if takes_gradients(x, weight):
         return head_rms_norm_reference(x, weight, eps)
     axes = (-1,) if weight.ndim == 1 else (-2, -1)
     values = x.float()

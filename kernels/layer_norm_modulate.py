@@ -7,7 +7,7 @@ blocks of diffusers' Wan transformer do (adaLN of DiT, arXiv 2212.09748). Moment
 import torch
 import torch.nn.functional as F
 
-from kernels.dispatch import require, tl, triton, uses_triton
+from kernels.dispatch import refuse_gradients, require, tl, triton, uses_triton
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_WIDTH = 16_384
@@ -30,7 +30,8 @@ def layer_norm_modulate(
     not fit.
     """
     _validate(x, None, None, scale, shift, weight, bias, eps)
-    run = layer_norm_modulate_triton if uses_triton(x) else layer_norm_modulate_torch
+    is_triton = uses_triton(x, scale, shift, weight, bias)
+    run = layer_norm_modulate_triton if is_triton else layer_norm_modulate_torch
     return run(x, None, None, scale, shift, weight, bias, eps=eps)[0]
 
 
@@ -50,7 +51,8 @@ def add_layer_norm_modulate(
     branch: `[B, N, C]` like x. gate: `[1 or B, M, C]` like scale, 1 by default. The rest as in `layer_norm_modulate`.
     """
     _validate(x, branch, gate, scale, shift, weight, bias, eps)
-    run = layer_norm_modulate_triton if uses_triton(x) else layer_norm_modulate_torch
+    is_triton = uses_triton(x, branch, gate, scale, shift, weight, bias)
+    run = layer_norm_modulate_triton if is_triton else layer_norm_modulate_torch
     return run(x, branch, gate, scale, shift, weight, bias, eps=eps)
 
 
@@ -107,6 +109,7 @@ def layer_norm_modulate_triton(
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch the kernel on validated tensors: the modulated rows and the sum (x itself without a branch)."""
+    refuse_gradients("layer_norm_modulate", x, branch, gate, scale, shift, weight, bias)
     batch, n, width = x.shape
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = x if branch is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.attention import LOG2_E
-from kernels.dispatch import capability, require, tl, triton, uses_triton
+from kernels.dispatch import capability, refuse_gradients, require, tl, triton, uses_triton
 from kernels.paged_torch import paged_attention_reference as paged_attention_reference
 from kernels.paged_torch import paged_attention_torch, validate_paged
 
@@ -79,7 +79,7 @@ def paged_attention(
     """
     scale = validate_paged(q, k_cache, v_cache, block_table, context_lens, cu_seqlens_q, tree_mask, sinks, k_scale,
                            v_scale, scale, window, soft_cap, check_blocks, invariant and config is not None)
-    if uses_triton(q) and _reads(k_cache):
+    if uses_triton(q, k_cache, v_cache, sinks) and _reads(k_cache):
         return paged_attention_triton(
             q, k_cache, v_cache, block_table, context_lens, cu_seqlens_q=cu_seqlens_q, tree_mask=tree_mask, sinks=sinks,
             k_scale=k_scale, v_scale=v_scale, scale=scale, window=window, soft_cap=soft_cap,
@@ -313,6 +313,7 @@ def paged_attention_triton(
     config: PagedConfig | None = None,
 ) -> torch.Tensor:
     """Launch both kernels on validated tensors; shapes as in `paged_attention`."""
+    refuse_gradients("paged_attention", q, k_cache, v_cache, sinks)
     num_tokens, num_heads, d = q.shape
     page, kv_heads, dv = k_cache.shape[1], k_cache.shape[2], v_cache.shape[3]
     batch = block_table.shape[0]

@@ -5,7 +5,7 @@ arXiv 1910.07467. The sum of squares and the product accumulate in fp32 and are 
 
 import torch
 
-from kernels.dispatch import require, tl, triton, uses_triton
+from kernels.dispatch import refuse_gradients, require, takes_gradients, tl, triton, uses_triton
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_WIDTH = 65_536
@@ -18,7 +18,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-6) -> tor
     Returns `[..., D]` in x's type. Raises ValueError for shapes, types or devices that do not fit.
     """
     _validate(x, weight, None, eps)
-    if uses_triton(x):
+    if uses_triton(x, weight):
         return rms_norm_triton(x, weight, None, eps)[0]
     return rms_norm_torch(x, weight, None, eps)[0]
 
@@ -28,7 +28,7 @@ def add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Add residual to x and normalise the sum; return the normalised rows and the sum, both in x's type."""
     _validate(x, weight, residual, eps)
-    if uses_triton(x):
+    if uses_triton(x, weight, residual):
         return rms_norm_triton(x, weight, residual, eps)
     return rms_norm_torch(x, weight, residual, eps)
 
@@ -58,6 +58,7 @@ def rms_norm_triton(
     x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch the kernel on validated tensors: the normalised rows and the sum (x itself without a residual)."""
+    refuse_gradients("rms_norm", x, weight, residual)
     width = x.shape[-1]
     rows = _as_rows(x)
     added = rows if residual is None else _as_rows(residual)
@@ -83,8 +84,7 @@ def rms_norm_torch(
     x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute both in fp32 with one pass for the norms and two for the product; with gradients by the reference."""
-    inputs = (x, weight) if residual is None else (x, weight, residual)
-    if torch.is_grad_enabled() and any(part.requires_grad for part in inputs):
+    if takes_gradients(x, weight, residual):
         return rms_norm_reference(x, weight, residual, eps)
     total = x if residual is None else (x.float() + residual.float()).to(x.dtype)
     values = total.float()

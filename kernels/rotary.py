@@ -7,7 +7,7 @@ Products and sums are fp32, rounded once.
 
 import torch
 
-from kernels.dispatch import require, tl, triton, uses_triton
+from kernels.dispatch import refuse_gradients, require, takes_gradients, tl, triton, uses_triton
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 INT_TYPES = (torch.int32, torch.int64)
@@ -32,7 +32,7 @@ def rotary(
     Returns `[B, N, H, D]` in x's type. Raises ValueError for shapes, types, strides or devices that do not fit.
     """
     _validate("rotary", x, cos, sin, positions, out)
-    if uses_triton(x):
+    if uses_triton(x, cos, sin):
         return rotary_triton(x, cos, sin, positions=positions, interleaved=interleaved, out=out)
     return rotary_torch(x, cos, sin, positions=positions, interleaved=interleaved, out=out)
 
@@ -58,7 +58,7 @@ def rotary_3d(
     """
     _validate("rotary_3d", x, cos, sin, positions, out)
     _validate_grid(x, cos, grid, origin, positions)
-    if uses_triton(x):
+    if uses_triton(x, cos, sin):
         return rotary_triton(x, cos, sin, positions=positions, interleaved=interleaved, out=out, grid=grid,
                              origin=origin)
     rows = _axis_rows(cos, grid, origin, positions), _axis_rows(sin, grid, origin, positions)
@@ -151,6 +151,7 @@ def rotary_triton(
     origin: tuple[int, int, int] = (0, 0, 0),
 ) -> torch.Tensor:
     """Launch the kernel on validated tensors; with a grid the tables are Wan's, else one row a position or token."""
+    refuse_gradients("rotary", x, cos, sin)
     batch, n, num_heads, head_dim = x.shape
     half = cos.shape[-1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
@@ -199,7 +200,7 @@ def rotary_torch(
         turned = torch.view_as_real(pairs * torch.complex(*rows)).flatten(-2)
     else:
         first, second = x[..., :half].float(), x[..., half : 2 * half].float()
-        if torch.is_grad_enabled() and x.requires_grad:
+        if takes_gradients(x, cos, sin):
             turned = torch.cat([first * rows[0] - second * rows[1], second * rows[0] + first * rows[1]], -1)
         else:
             turned = torch.empty(*x.shape[:3], 2 * half, device=x.device)
@@ -285,7 +286,7 @@ def _validate(
                 (list(positions.shape), positions.dtype))
         require(positions.device == x.device, op, f"positions must be on {x.device} like x", positions.device)
     if out is not None:
-        require(not (x.requires_grad and torch.is_grad_enabled()), op, "out must be None where x takes gradients",
+        require(not takes_gradients(x, cos, sin), op, "out must be None where x, cos or sin take gradients",
                 list(out.shape))
         require(out.shape == x.shape and out.dtype == x.dtype and out.device == x.device, op,
                 f"out must be {list(x.shape)} {x.dtype} on {x.device} like x", (list(out.shape), out.dtype, out.device))

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from kernels.dispatch import require, tl, triton, uses_triton
+from kernels.dispatch import refuse_gradients, require, takes_gradients, tl, triton, uses_triton
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -20,7 +20,7 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     require(up.shape == gate.shape and up.dtype == gate.dtype, op,
             f"up must be {list(gate.shape)} {gate.dtype} like gate", (list(up.shape), up.dtype))
     require(up.device == gate.device, op, f"up must be on {gate.device} like gate", up.device)
-    if uses_triton(gate) and uses_triton(up):
+    if uses_triton(gate, up):
         return silu_mul_triton(gate, up)
     return silu_mul_torch(gate, up)
 
@@ -40,6 +40,7 @@ def _silu_mul_kernel(
 
 def silu_mul_triton(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Launch the kernel on validated tensors."""
+    refuse_gradients("silu_mul", gate, up)
     y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     if y.numel() == 0:
         return y
@@ -57,7 +58,7 @@ def silu_mul_triton(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 def silu_mul_torch(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Compute `silu_mul` with torch's fused silu."""
     activated = F.silu(gate.float())
-    if torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad):
+    if takes_gradients(gate, up):
         return (activated * up.float()).to(gate.dtype)
     return activated.mul_(up).to(gate.dtype)
 

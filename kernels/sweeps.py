@@ -3,6 +3,7 @@
 import torch
 
 from kernels.autotune import Choice, Tuner
+from kernels.dispatch import capability
 from kernels.paged_attention import PagedConfig, default_paged_config, paged_attention_triton
 from kernels.quantization.nvfp4 import (
     GemmConfig,
@@ -65,7 +66,7 @@ def w4a4_config(
     return tuner.choose(
         "nvfp4_w4a4", {"m": m, "n": n, "k": k}, W4A4,
         lambda c: nvfp4_w4a4_linear_triton(x, weight, input_scale, swizzled=swizzled, config=c),
-        default_w4a4_config(m, swizzled is not None), dtype=NAMES[x.dtype])
+        default_w4a4_config(m, swizzled is not None, capability(x.device)), dtype=NAMES[x.dtype])
 
 
 def nvfp4_pays(tuner: Tuner, x: torch.Tensor, dense: torch.Tensor, weight: NVFP4Tensor) -> Choice:

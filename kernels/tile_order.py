@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from kernels.dispatch import require, tl, triton, uses_triton
+from kernels.dispatch import refuse_gradients, require, tl, triton, uses_triton
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_HEAD_DIM = 8192
@@ -119,6 +119,7 @@ def tile_order_triton(
     x: torch.Tensor, grid: tuple[int, int, int], tile: tuple[int, int, int], *, inverse: bool
 ) -> torch.Tensor:
     """Launch the kernel on validated arguments, in either direction; it computes the order, no map is read."""
+    refuse_gradients("tile_order", x)
     batch, num_heads, _, head_dim = x.shape
     slots = num_slots(grid, tile)
     y = torch.empty(batch, num_heads, math.prod(grid) if inverse else slots, head_dim, dtype=x.dtype, device=x.device)

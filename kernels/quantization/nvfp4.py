@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from kernels.dispatch import require, tl, triton, uses_triton
+from kernels.dispatch import refuse_gradients, require, tl, triton, uses_triton
 
 BLOCK = 16
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -176,6 +176,7 @@ def nvfp4_linear_triton(
     x: torch.Tensor, weight: NVFP4Tensor, *, gemv: GemvConfig | None = None, gemm: GemmConfig | None = None
 ) -> torch.Tensor:
     """Launch on validated tensors: the vector kernel for one token (or where gemv is given), else the matrix kernel."""
+    refuse_gradients("nvfp4_linear", x)
     n, k = weight.shape
     rows = x.reshape(-1, k)
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.dispatch import capability, require, tl, triton, uses_triton
+from kernels.dispatch import capability, refuse_gradients, require, tl, triton, uses_triton
 from kernels.quantization.nvfp4 import (
     BLOCK,
     DTYPES,
@@ -158,8 +158,11 @@ def _w4a4_kernel(
              mask=is_m & (offs_n < n)[None, :])
 
 
-def default_w4a4_config(m: int, is_swizzled: bool) -> W4A4Config:
-    """Return the launch that m tokens take; untuned."""
+def default_w4a4_config(m: int, is_swizzled: bool, sm: tuple[int, int] | None = None) -> W4A4Config:
+    """Return the launch that m tokens take on a card of compute capability sm (10.0 by default); untuned."""
+    if sm is not None and sm >= (12, 0):
+        # 101,376 B of shared memory a block; quantising inside the product costs what its two stages need
+        return W4A4Config(128, 128, 128, 8, 2, False)
     if m <= 128:
         return W4A4Config(128, 128, 128 if is_swizzled else 256, 8, 3, True)
     return W4A4Config(128, 128, 256, 8, 3, False)
@@ -183,6 +186,7 @@ def nvfp4_w4a4_linear_triton(
     config: W4A4Config | None = None,
 ) -> torch.Tensor:
     """Launch on validated tensors; shapes as in `nvfp4_w4a4_linear`."""
+    refuse_gradients("nvfp4_w4a4_linear", x)
     n, k = weight.shape
     rows = x.reshape(-1, k)
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
@@ -190,7 +194,7 @@ def nvfp4_w4a4_linear_triton(
     y = torch.empty(*x.shape[:-1], n, dtype=x.dtype, device=x.device)
     if y.numel() == 0:
         return y
-    config = config or default_w4a4_config(m, swizzled is not None)
+    config = config or default_w4a4_config(m, swizzled is not None, capability(x.device))
     require(swizzled is None or (config.block_n % 128 == 0 and config.block_k % 64 == 0), "nvfp4_w4a4_linear",
             "block_n must be a multiple of 128 and block_k of 64 with swizzled scales",
             (config.block_n, config.block_k))

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 
@@ -14,7 +16,7 @@ def test_gathered_blocks_match_the_reference(n: int, ragged: bool) -> None:
     indices, counts = select_blocks(block_scores(q, k, block_q=64, block_k=64), min(3, blocks))
     if ragged:
         counts = torch.randint(0, indices.shape[-1] + 1, counts.shape, dtype=torch.int32)
-    sizes = {"block_q": 64, "block_k": 64}
+    sizes: dict[str, Any] = {"block_q": 64, "block_k": 64}
     out, lse = block_sparse_attention(q, k, v, indices, counts, **sizes, check_blocks=True)
     want, want_lse = block_sparse_attention_reference(q.double(), k.double(), v.double(), indices, counts, **sizes,
                                                       scale=0.125)

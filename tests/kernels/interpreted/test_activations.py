@@ -20,6 +20,12 @@ def test_silu_mul_matches_fp64_on_halves_of_a_projection(rows: int, width: int, 
     torch.testing.assert_close(silu_mul_triton(gate, up).double(), want, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
+def test_silu_mul_reads_each_input_by_its_own_stride() -> None:
+    gate, up = torch.randn(20, 150)[:, 7:107], torch.randn(20, 100)
+    torch.testing.assert_close(silu_mul_triton(gate, up), silu_mul_reference(gate, up))
+    torch.testing.assert_close(silu_mul_triton(up, gate), silu_mul_reference(up, gate))
+
+
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("shape", [(1,), (63,), (128, 3), (1000, 7), (0, 4), ()])

@@ -25,7 +25,7 @@ def test_matches_fp64_at_odd_sizes(n_q: int, n_k: int, causal: bool, config: Att
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("head_dim", [80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
 def test_head_dims_and_types(head_dim: int, dtype: torch.dtype) -> None:
     q, k, v = (torch.randn(1, 1, 100, head_dim).to(dtype) for _ in range(3))
     check(q, k, v, True, DESCRIPTORS if head_dim == 80 else POINTERS)
@@ -42,9 +42,19 @@ def test_strides_of_a_token_major_view() -> None:
 
 
 def test_packed_sequences_with_an_empty_one() -> None:
-    cu = torch.tensor([0, 5, 5, 70], dtype=torch.int32)
-    q, k, v = (torch.randn(70, 2, 64).transpose(0, 1)[None] for _ in range(3))
-    out, _ = attention_triton(q, k, v, causal=True, scale=0.125, varlen=(cu, cu, 65), config=POINTERS)
-    for a, b in ((0, 5), (5, 70)):
-        want, _ = attention_reference(*(x[:, :, a:b].double() for x in (q, k, v)), causal=True)
+    # more keys than queries, as where a part of each sequence is cached
+    cu_q, cu_k = (torch.tensor(starts, dtype=torch.int32) for starts in ([0, 5, 5, 70], [0, 9, 20, 90]))
+    q, k, v = (torch.randn(n, 2, 64).transpose(0, 1)[None] for n in (70, 90, 90))
+    out, lse = attention_triton(q, k, v, causal=True, scale=0.125, varlen=(cu_q, cu_k, 65), config=POINTERS)
+    for (a, b), (c, d) in zip(((0, 5), (5, 70)), ((0, 9), (20, 90)), strict=True):
+        want, want_lse = attention_reference(q[:, :, a:b].double(), *(x[:, :, c:d].double() for x in (k, v)),
+                                             causal=True)
         torch.testing.assert_close(out[:, :, a:b].double(), want, atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(lse[:, :, a:b].double(), want_lse, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("config", [POINTERS, DESCRIPTORS], ids=["pointers", "descriptors"])
+def test_groups_of_heads_and_a_layout_for_each_input(config: AttentionConfig) -> None:
+    q = torch.randn(2, 70, 6, 64).transpose(1, 2)
+    k, v = torch.randn(2, 3, 80, 64), torch.randn(2, 80, 3, 128).transpose(1, 2)[..., :64]
+    check(q, k, v, True, config)

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 
@@ -48,3 +50,30 @@ def test_sixteen_bit_types(head_dim: int, dtype: torch.dtype) -> None:
     want, _ = block_sparse_attention_reference(q.double(), k.double(), v.double(), indices, counts, block_q=64,
                                                block_k=64, scale=0.1)
     torch.testing.assert_close(out.double(), want, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("use_tma", [False, True], ids=["pointers", "descriptors"])
+@pytest.mark.parametrize(("block_k", "block_n"), [(64, 64), (128, 64)])
+def test_tiles_with_lengths_of_their_own(block_k: int, block_n: int, use_tma: bool) -> None:
+    n_k = 3 * block_k + 20
+    q, k, v = torch.randn(1, 2, 100, 64), torch.randn(1, 2, n_k, 64), torch.randn(1, 2, n_k, 64)
+    indices, counts = lists(2, 2, 4, 3)
+    indices[0, 0, 0] = torch.tensor([0, 1, 3])
+    # one without any token, first in a list; one that ends in its first half; the last one of 20 named too long
+    lengths = torch.tensor([0, 33, block_k, 40], dtype=torch.int32)
+    sizes: dict[str, Any] = {"block_q": 64, "block_k": block_k, "scale": 0.125, "key_lengths": lengths}
+    out, lse = block_sparse_attention_triton(q, k, v, indices, counts, **sizes,
+                                             config=BlockSparseConfig(block_n, 4, 2, use_tma))
+    want, want_lse = block_sparse_attention_reference(q.double(), k.double(), v.double(), indices, counts, **sizes)
+    torch.testing.assert_close(out.double(), want, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(lse.double(), want_lse, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("head_dim", [96, 256])
+def test_other_head_dims(head_dim: int) -> None:
+    q, k, v = (torch.randn(1, 1, 100, head_dim) for _ in range(3))
+    indices, counts = lists(1, 2, 2, 2)
+    sizes: dict[str, Any] = {"block_q": 64, "block_k": 64, "scale": 0.1}
+    out, _ = block_sparse_attention_triton(q, k, v, indices, counts, **sizes, config=BlockSparseConfig(32, 4, 2, False))
+    want, _ = block_sparse_attention_reference(q.double(), k.double(), v.double(), indices, counts, **sizes)
+    torch.testing.assert_close(out.double(), want, atol=2e-5, rtol=2e-5)
