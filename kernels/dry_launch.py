@@ -14,18 +14,23 @@ from pathlib import Path
 from typing import Any
 
 SHARED_LIMIT_BYTES = {90: 232_448, 100: 232_448, 103: 232_448, 120: 101_376}
+TENSOR_COLUMNS_LIMIT = 512
 INSTRUCTIONS = {"wgmma": r"wgmma\.mma_async", "tcgen05": r"tcgen05\.mma", "mma": r"mma\.sync",
                 "nvfp4": r"mma[^;]*mxf4nvf4", "tma": r"cp\.async\.bulk", "cp.async": r"cp\.async\.c[ag]"}
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """Say what one compiled kernel takes: registers, stack and shared memory in bytes, instruction kinds."""
+    """Say what one compiled kernel takes: registers a thread, stack (where spills lie), shared and tensor memory.
+
+    instructions: the kinds of INSTRUCTIONS that its PTX has.
+    """
 
     name: str
     registers: int
     stack_bytes: int
     shared_bytes: int
+    tensor_columns: int
     num_warps: int
     instructions: tuple[str, ...]
 
@@ -110,4 +115,5 @@ def _inspect(name: str, kernel: Any) -> Compiled:
         usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
     used = {key: int(count) for key, count in re.findall(r"(REG|STACK):(\d+)", usage)}
     kinds = tuple(kind for kind, pattern in INSTRUCTIONS.items() if re.search(pattern, kernel.asm["ptx"]))
-    return Compiled(name, used["REG"], used["STACK"], kernel.metadata.shared, kernel.metadata.num_warps, kinds)
+    columns = getattr(kernel.metadata, "tmem_size", None) or 0
+    return Compiled(name, used["REG"], used["STACK"], kernel.metadata.shared, columns, kernel.metadata.num_warps, kinds)
