@@ -1,9 +1,9 @@
 """Teaches the decoder what the denoiser means: `python -m video.tiny.train_decoder --out runs/small --seconds 1200`.
 
-A small denoiser's latents are ragged where a thing ends: not what the encoder would give. Here latents of drawn clips are
-noised halfway, the denoiser takes the noise away as it does for a request, and the decoder learns to show what was drawn.
-A part of each batch is clean, so that the decoder still reconstructs. The encoder and the latents stay as they are.
-The idea is that of decoders that take the last denoising step (LTX-Video, arXiv 2501.00103).
+A small denoiser's latents are ragged where a thing ends: not what the encoder would give. Here latents of drawn clips
+are noised halfway, the denoiser takes the noise away as it does for a request, and the decoder learns to show what was
+drawn. A part of each batch is clean, so that the decoder still reconstructs. The encoder and the latents stay as they
+are. The idea is that of decoders that take the last denoising step (LTX-Video, arXiv 2501.00103).
 
 Invariants: weights, encoded clips and the log lie in --out; the clips' pixels are drawn again from their seeds; step n
 draws everything from (seed, n).
@@ -73,13 +73,16 @@ def roll_out(
     for step in range(STEPS):
         sigma = start * (1 - step / STEPS)
         times = (1000 * sigma)[:, None].expand(-1, clean.shape[2]).repeat(2, 1)
-        both = forward.denoise(model, latents.repeat(2, 1, 1, 1, 1), times, words, kernels, None, kernels.dtype, MAX_TOKENS)
+        twice = latents.repeat(2, 1, 1, 1, 1)
+        both = forward.denoise(model, twice, times, words, kernels, None, kernels.dtype, MAX_TOKENS)
         asked, free = both.chunk(2)
         latents = latents - (start / STEPS).view(-1, 1, 1, 1, 1) * (free + GUIDANCE * (asked - free))
     return latents
 
 
-def load_material(folder: Path, bucket: Bucket, count: int, model: nn.Module, empty: Tensor, kernels: Kernels) -> Material:
+def load_material(
+    folder: Path, bucket: Bucket, count: int, model: nn.Module, empty: Tensor, kernels: Kernels
+) -> Material:
     """Read `count` encoded clips of a size, draw their pixels again and roll them out."""
     kept = torch.load(folder / f"encoded-{bucket.name}-0.pt", weights_only=True, mmap=True)
     first_seed = 1_000_000 * BUCKETS.index(bucket)
@@ -128,6 +131,7 @@ def train(
     *,
     seed: int = 0,
     learning_rate: float = 1e-3,
+    frames_a_step: int = 128,
     log_every: int = 20,
 ) -> nn.Module:
     """Train the decoder to the end of the budget and return the autoencoder with averaged weights.
@@ -140,6 +144,7 @@ def train(
         kernels: compiled or not, and the dtype.
         seed: of everything a step draws.
         learning_rate: peak.
+        frames_a_step: of pixels, in windows of at least four clips.
         log_every: in steps.
     """
     vae.encoder.requires_grad_(False)
@@ -152,7 +157,7 @@ def train(
     while (progress := budget.progress(step)) < 1:
         generator.manual_seed(seed * 1_000_003 + step)
         some = material[step % len(material)]
-        latents, pixels = draw_windows(some, max(4, 128 // some.pixels.shape[1]), generator)
+        latents, pixels = draw_windows(some, max(4, frames_a_step // some.pixels.shape[1]), generator)
         decoded = forward.decode(vae, latents * std + mean, kernels, kernels.dtype)
         loss = reconstruction_loss(decoded, pixels.float() / 127.5 - 1)
         loss.backward()
