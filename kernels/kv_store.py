@@ -133,7 +133,7 @@ def kv_store_reference(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> None:
-    """Write in plain torch, by an index of pages and offsets."""
+    """Write in plain torch, by slot where a cache's pages lie one behind the other, else by page and offset."""
     is_stored = slot_mapping >= 0
     is_whole = bool(is_stored.all())
     slots = (slot_mapping if is_whole else slot_mapping[is_stored]).long()
@@ -146,7 +146,10 @@ def kv_store_reference(
             wide = (rows.float() / scale.reshape(-1, 1)).clamp(-E4M3_MAX, E4M3_MAX)
             # an index cannot write float8: its bytes can be written
             rows, cache = wide.to(cache.dtype).view(torch.uint8), cache.view(torch.uint8)
-        cache[slots // page, slots % page] = rows
+        if cache.stride(0) == page * cache.stride(1):
+            cache.flatten(0, 1)[slots] = rows
+        else:
+            cache[slots // page, slots % page] = rows
 
 
 def _validate(

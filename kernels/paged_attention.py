@@ -56,7 +56,7 @@ def paged_attention(
     window: int | None = None,
     soft_cap: float | None = None,
     invariant: bool = False,
-    check_blocks: bool = False,
+    check_blocks: bool | None = None,
     config: PagedConfig | None = None,
 ) -> torch.Tensor:
     """Attend from the last tokens of each sequence to its cached keys, their own among them.
@@ -73,8 +73,8 @@ def paged_attention(
     scale: above 0, D ** -0.5 by default. window: how many last tokens are seen, at least 1 (with a tree: at least W,
     and a token's place is the number of draft tokens that it sees). soft_cap: cap · tanh(score / cap), above 0.
     invariant: a fixed launch and fixed spans, so that no sequence's result depends on the rest of the batch; takes
-    N · H · ceil(max pages · page / span) · Dv · 4 bytes. check_blocks: read tables and lengths on the host first (on
-    CPU always). config: a tuned launch, not with invariant.
+    N · H · ceil(max pages · page / span) · Dv · 4 bytes. check_blocks: read tables and lengths on the host first; None:
+    on CPU only. config: a tuned launch, not with invariant.
     Returns `[N, H, Dv]` in q's type. Raises ValueError for what does not fit.
     """
     scale = validate_paged(q, k_cache, v_cache, block_table, context_lens, cu_seqlens_q, tree_mask, sinks, k_scale,

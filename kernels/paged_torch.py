@@ -68,30 +68,58 @@ def paged_attention_torch(
     v_scale: torch.Tensor | None = None,
     soft_cap: float | None = None,
 ) -> torch.Tensor:
-    """Gather each sequence's keys and let torch's own attention run on them; soft caps and sinks by the reference."""
+    """Let torch's own attention run on each sequence's keys; soft caps and sinks by the reference.
+
+    Pages that follow one another are read where they are, others are gathered.
+    """
     if soft_cap is not None or sinks is not None:
         return paged_attention_reference(
             q, k_cache, v_cache, block_table, context_lens, scale=scale, window=window, cu_seqlens_q=cu_seqlens_q,
             tree_mask=tree_mask, sinks=sinks, k_scale=k_scale, v_scale=v_scale, soft_cap=soft_cap)
     out = torch.zeros(*q.shape[:2], v_cache.shape[3], dtype=q.dtype, device=q.device)
+    kv_heads, page = k_cache.shape[2], k_cache.shape[1]
+    grouped = q.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)  # [Hkv, group, N, D]
     for rows, length, table in _sequences(q, block_table, context_lens, cu_seqlens_q):
         n = rows.stop - rows.start
         seen = max(length - n, 0)
         if length == 0 or n == 0:
             continue
-        # a single token needs no mask, with a window it sees a shorter slice
-        first = 0 if window is None or n > 1 else max(length - window, 0)
-        k, v = (_gather(x, c, table, length, q.dtype)[first:].transpose(0, 1)[None]
-                for x, c in ((k_cache, k_scale), (v_cache, v_scale)))
-        is_causal = n > 1 and n == length and window is None and tree_mask is None
-        mask = None
-        if not is_causal and (n > 1 or tree_mask is not None):
-            mask = _visible(rows, length, window, tree_mask, q.device)[:, first:]
-        attended = F.scaled_dot_product_attention(q[rows].transpose(0, 1)[None], k, v, mask, is_causal=is_causal,
-                                                  scale=scale, enable_gqa=q.shape[1] != k_cache.shape[2])
-        attended = attended[0].transpose(0, 1)
+        # keys in front of the first token's window are left out; a token that sees no draft token is one place earlier
+        is_tree = tree_mask is not None
+        first = 0 if window is None else max(length - n + 1 - is_tree - window, 0)
+        pages = table[first // page : triton.cdiv(length, page)].tolist()
+        begin, end = first % page, length - first // page * page
+        k, v = (_span(x, c, pages, begin, end, q.dtype) for x, c in ((k_cache, k_scale), (v_cache, v_scale)))
+        queries = grouped[:, :, rows]
+        if n == 1 and not is_tree:
+            # it sees all of them; the heads of a group are rows of one matrix
+            attended = F.scaled_dot_product_attention(queries.transpose(1, 2), k[:, None], v[:, None], scale=scale)
+            out[rows] = attended.flatten(0, 2)
+            continue
+        group = queries.shape[1]
+        k, v = (x[:, None].expand(-1, group, -1, -1) for x in (k, v))
+        is_causal = n == length and window is None and not is_tree
+        mask = None if is_causal else _visible(rows, length, window, tree_mask, q.device)[:, first:]
+        attended = F.scaled_dot_product_attention(queries, k, v, mask, is_causal=is_causal, scale=scale)
+        attended = attended.permute(2, 0, 1, 3).flatten(1, 2)
         out[rows] = attended if mask is None or seen else attended.masked_fill(~mask.any(-1)[:, None, None], 0.0)
     return out
+
+
+def _span(
+    cache: torch.Tensor, scale: torch.Tensor | None, pages: list[int], begin: int, end: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return tokens begin to end of these pages, `[Hkv, T, D]`, without a copy where the pages are neighbours."""
+    if scale is not None:
+        table = torch.tensor(pages, device=cache.device)
+        return _gather(cache, scale, table, end, dtype)[begin:].transpose(0, 1)
+    by_head = cache.permute(2, 0, 1, 3)
+    if pages == list(range(pages[0], pages[0] + len(pages))):
+        span = by_head[:, pages[0] : pages[0] + len(pages)]
+    else:
+        span = by_head[:, torch.tensor(pages, device=cache.device)]
+    tokens: torch.Tensor = span.flatten(1, 2)[:, begin:end].to(dtype)
+    return tokens
 
 
 def _sequences(
@@ -145,7 +173,7 @@ def validate_paged(
     scale: float | None,
     window: int | None,
     soft_cap: float | None,
-    check_blocks: bool,
+    check_blocks: bool | None,
     has_two_launches: bool,
 ) -> float:
     """Raise ValueError unless everything fits `paged_attention`; return the scale."""
@@ -202,7 +230,7 @@ def validate_paged(
     require(soft_cap is None or soft_cap > 0, OP, "soft_cap must be above 0 or None", soft_cap)
     require(scale is None or scale > 0, OP, "scale must be above 0", scale)
     require(not has_two_launches, OP, "config must be None with invariant", "both")
-    if check_blocks or q.device.type == "cpu":
+    if q.device.type == "cpu" if check_blocks is None else check_blocks:
         _check_contents(q, k_cache, block_table, context_lens, cu_seqlens_q, tree_mask)
     return float(d**-0.5) if scale is None else scale
 
