@@ -1,41 +1,54 @@
-"""Attention over the pool of keys and values, for a packed batch: registered with transformers as `NAME`.
+"""Attention over paged keys and values, for a packed batch: registered with transformers as `NAME`.
 
 transformers' model code passes `step_batch` through its keyword arguments down to here and holds no cache of its own.
-Rows of a packed batch are the new tokens of several sequences, one after the other. Accumulation is SDPA's, fp32.
+Rows of a packed batch are the new tokens of several sequences, one after the other. New keys and values are stored
+first, then `kernels.paged_attention` reads them with all that came before.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from kernels.kv_store import kv_store
+from kernels.paged_attention import paged_attention
 from llm.errors import UnsupportedModel
-from llm.kv_cache import KvCache
+from llm.kv_cache import KvCache, LayerSpec
 
-NAME = "media_server_packed"
-_UNSUPPORTED = {"softcap": "soft-capped attention", "s_aux": "attention sinks"}
+NAME = "media_server_paged"
 
 
 @dataclass(frozen=True)
-class Segment:
-    """The new tokens of one sequence: `length` rows from `start`; `past` tokens are in the pool from `offset` on."""
+class GroupBatch:
+    """Where one layer group's tokens of a step are: block_table [B, max blocks] int32, slot_mapping [N] int64."""
 
-    start: int
-    length: int
-    offset: int
-    past: int
+    block_table: Tensor
+    slot_mapping: Tensor
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """What attention must know of one step; masks are shared between layers."""
+    """What attention must know of one step.
 
-    segments: Sequence[Segment]
+    context_lens: [B] int32 tokens of each sequence, the new ones included. cu_seqlens_q: [B + 1] int32 where the new
+    tokens of each begin; None: one each.
+    """
+
     kv_cache: KvCache
-    masks: dict[tuple[int, int, int | None], Tensor] = field(default_factory=dict)
+    groups: Sequence[GroupBatch]
+    context_lens: Tensor
+    cu_seqlens_q: Tensor | None
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Takes a StepBatch's place to learn, from one token, what each layer stores."""
+
+    specs: dict[int, LayerSpec] = field(default_factory=dict)
 
 
 def packed_attention(
@@ -47,67 +60,140 @@ def packed_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
-    step_batch: StepBatch | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    step_batch: StepBatch | Probe | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
     """Store the new keys and values, then let each sequence attend to its own past.
 
     Args:
-        query: [1, H, N, D]; key, value: [1, Hkv, N, D], H a multiple of Hkv.
-        attention_mask: unused, the segments say who sees what.
+        query: [1, H, N, D]; key: [1, Hkv, N, D]; value: [1, Hkv, N, D'], H a multiple of Hkv.
+        attention_mask: unused, the step says who sees what.
+        s_aux: [H] logits of attention sinks.
 
-    Returns: [1, N, H, D].
+    Returns: [1, N, H, D'].
 
     Raises:
         UnsupportedModel: the model asks for something that would be computed wrongly here.
     """
     assert step_batch is not None, "packed attention runs inside the engine only"
-    for name, what in _UNSUPPORTED.items():
-        if kwargs.get(name) is not None:
-            raise UnsupportedModel(f"{type(module).__name__}: {what} ({name}) is not supported by this engine")
-    keys, values = step_batch.kv_cache.layer(int(module.layer_idx), key[0], value[0])  # type: ignore[arg-type]
-    num_kv_heads = key.shape[1]
-    grouped = query[0].reshape(num_kv_heads, -1, query.shape[2], query.shape[3])
-    outputs = []
-    for segment in step_batch.segments:
-        rows = slice(segment.start, segment.start + segment.length)
-        length = segment.past + segment.length
-        new = slice(segment.offset + segment.past, segment.offset + length)
-        keys[:, new], values[:, new] = key[0, :, rows], value[0, :, rows]
-        # a single new token needs no mask: with a window it sees a shorter slice
-        first = 0 if sliding_window is None or segment.length > 1 else max(0, length - sliding_window)
-        seen = slice(segment.offset + first, segment.offset + length)
-        mask = None if segment.length == 1 else _mask(step_batch, segment, sliding_window, query)
-        outputs.append(_attend(grouped[:, :, rows], keys[:, seen], values[:, seen], mask, scaling))
-    # [Hkv, G, N, D] -> [1, N, H, D]
-    return torch.cat(outputs, dim=2).flatten(0, 1).transpose(0, 1).unsqueeze(0), None
+    layer = layer_index(module)
+    if isinstance(step_batch, Probe):
+        if position_bias is not None or not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+            raise UnsupportedModel(
+                f"{type(module).__name__}: attention with a bias or to later tokens is not supported"
+            )
+        step_batch.specs[layer] = LayerSpec(key.shape[1], key.shape[3], value.shape[3], sliding_window)
+        return value.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+    # [1, H, N, D] -> [N, H, D]
+    output = attend(
+        step_batch,
+        layer,
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        scale=query.shape[3] ** -0.5 if scaling is None else scaling,
+        sinks=None if s_aux is None else s_aux.float(),
+        soft_cap=softcap,
+    )
+    return output.unsqueeze(0), None
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
-    """Attend, query [Hkv, G, n, D] to key and value [Hkv, T, D]; heads of a group share keys without a copy."""
-    groups, length = query.shape[1:3]
-    if length == 1:
-        # the heads of a group are rows of one matrix: [Hkv, 1, G, D] to [Hkv, 1, T, D]
-        return scaled_dot_product_attention(
-            query.transpose(1, 2), key.unsqueeze(1), value.unsqueeze(1), scale=scaling
-        ).transpose(1, 2)
-    key = key.unsqueeze(1).expand(-1, groups, -1, -1)
-    value = value.unsqueeze(1).expand(-1, groups, -1, -1)
-    return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+def attend(
+    step_batch: StepBatch,
+    layer: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None,
+    *,
+    scale: float,
+    sinks: Tensor | None = None,
+    soft_cap: float | None = None,
+) -> Tensor:
+    """Store keys and values of a step and attend from its queries.
+
+    Args:
+        query: [N, H, D]; key: [N, Hkv, D]; value: [N, Hkv, D'], or None where the layer stores latents.
+        sinks: [H] fp32.
+
+    Returns: [N, H, D'].
+    """
+    cache = step_batch.kv_cache
+    spec = cache.specs[layer]
+    group = step_batch.groups[cache.group_of[layer]]
+    keys, values = cache.layer(layer)
+    # widths that the kernels take: zeros change no score, and columns that nobody asked for are cut off again
+    kv_store(
+        _widen(key, keys.shape[3]),
+        None if value is None else _widen(value, values.shape[3]),
+        keys,
+        None if value is None else values,
+        group.slot_mapping,
+    )
+    output = paged_attention(
+        _widen(query, keys.shape[3]),
+        keys,
+        values,
+        group.block_table,
+        step_batch.context_lens,
+        cu_seqlens_q=step_batch.cu_seqlens_q,
+        sinks=sinks,
+        scale=scale,
+        window=spec.window,
+        soft_cap=soft_cap,
+        # tables are the scheduler's own, checked when it is idle; reading them costs more than it is worth a layer
+        check_blocks=False,
+    )
+    return output if spec.value_dim == output.shape[2] else output[..., : spec.value_dim]
 
 
-def _mask(step_batch: StepBatch, segment: Segment, sliding_window: int | None, query: Tensor) -> Tensor:
-    """Make the causal mask [length, past + length] of one segment, 0 or -inf, in the dtype of the query."""
-    name = (segment.past, segment.length, sliding_window)
-    if name not in step_batch.masks:
-        columns = torch.arange(segment.past + segment.length, device=query.device)
-        rows = columns[segment.past :, None]
-        is_seen = columns <= rows
-        if sliding_window is not None:
-            is_seen &= columns > rows - sliding_window
-        mask = torch.zeros_like(is_seen, dtype=query.dtype).masked_fill_(~is_seen, float("-inf"))
-        step_batch.masks[name] = mask
-    return step_batch.masks[name]
+def layer_index(module: Any) -> int:
+    """Number of the layer that an attention module belongs to."""
+    return int(module.layer_idx)
+
+
+def _widen(x: Tensor, width: int) -> Tensor:
+    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
+
+
+def pack(
+    kv_cache: KvCache,
+    tables: Sequence[Sequence[Sequence[int]]],
+    starts: Sequence[int],
+    lengths: Sequence[int],
+    device: torch.device,
+) -> StepBatch:
+    """Describe a step of B sequences.
+
+    Args:
+        tables: of each sequence its tables, one a layer group.
+        starts: tokens of each that came before; lengths: new tokens of each.
+    """
+    size = kv_cache.block_size
+    groups = []
+    for group in range(len(kv_cache.groups)):
+        rows = [table[group] for table in tables]
+        longest = max(len(row) for row in rows)
+        slots = [
+            row[position // size] * size + position % size
+            for row, start, length in zip(rows, starts, lengths, strict=True)
+            for position in range(start, start + length)
+        ]
+        padded = [[*row, *[0] * (longest - len(row))] for row in rows]
+        groups.append(
+            GroupBatch(
+                torch.tensor(padded, dtype=torch.int32, device=device),
+                torch.tensor(slots, dtype=torch.int64, device=device),
+            )
+        )
+    contexts = [start + length for start, length in zip(starts, lengths, strict=True)]
+    begins = None
+    if any(length != 1 for length in lengths):
+        begins = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+    return StepBatch(kv_cache, groups, torch.tensor(contexts, dtype=torch.int32, device=device), begins)
 
 
 AttentionInterface.register(NAME, packed_attention)

@@ -5,44 +5,42 @@
         engine.launch()
         for output in engine.collect(): ...
 
-`launch` schedules a step and starts it on the device; `collect` waits for it, draws tokens and hands out text.
-Invariants: a step computes each token once; a finished or aborted sequence owns no place; when idle, no place is owned.
+`launch` schedules a step and starts it on the device; `collect` waits for the oldest, takes its tokens and hands out
+text. Where steps are scheduled ahead, `launch` starts the next one while this one runs: its newest tokens stay on the
+device, and what a token decides on the host (a grammar's mask, penalties, an end) is applied when it is collected, in
+time for the draw of the step behind it.
+Invariants: a finished or aborted sequence owns no block; when idle, no block is owned.
 """
 
 import logging
-from dataclasses import dataclass
-from pathlib import Path
+from collections import deque
+from dataclasses import dataclass, field
 
 from llguidance import LLTokenizer
 from torch import Tensor
 
 from llm.detokenize import Detokenizer
-from llm.errors import CheckpointError, RequestRefused
+from llm.errors import RequestRefused
 from llm.grammar import GrammarCompiler, too_complex
-from llm.kv_cache import KvCache
-from llm.model_runner import Chunk, ModelRunner, free_memory_bytes, load_model, plan_kv_tokens
+from llm.model_runner import Chunk, ModelRunner
+from llm.prefix_cache import BlockChain
 from llm.request import FinishReason, Output, OutputError, Request, TokenLogprob
-from llm.sampling import Draw, allowed_tokens, mix, sample
+from llm.sampling import Draw, Drawn, mix, sample
 from llm.scheduler import Scheduled, Scheduler, SchedulerLimits
 from llm.sequence import Sequence
 
 logger = logging.getLogger(__name__)
 
-# 2026-11, one thread of an AMD EPYC, SmolLM2-135M fp32: steps of 64, 128 and 256 prompt tokens hold the running answers
-# up for 0.31, 0.57 and 1.07 s and read 209, 223 and 239 tokens/s
-CPU_LIMITS = SchedulerLimits(max_sequences=32, max_step_tokens=128)
-GPU_LIMITS = SchedulerLimits(max_sequences=128, max_step_tokens=4096)
-# a CPU shares its memory with everything else, and is slow long before so many tokens
-MAX_CPU_KV_TOKENS = 16384
 
-
-@dataclass(frozen=True)
+@dataclass
 class _Step:
-    """A step on its way: what was scheduled, and the logits of those whose last token was in it."""
+    """A step on its way: the sequences whose newest token was in it, with the end of each, their logits, the draw."""
 
-    scheduled: list[Scheduled]
-    sampled: list[Sequence]
+    rows: list[tuple[Sequence, int]]
     logits: Tensor
+    # the sequences that a token was drawn for, in the order of `drawn`
+    sampled: list[Sequence] = field(default_factory=list)
+    drawn: Drawn | None = None
 
 
 class Engine:
@@ -55,6 +53,7 @@ class Engine:
         eos_token_ids: tuple[int, ...],
         limits: SchedulerLimits | None = None,
     ) -> None:
+        """Serve `runner`'s model; a draw needs the tokens before it, so at most one step is ahead of another."""
         self.runner = runner
         self.tokenizer = tokenizer
         self.eos_token_ids = eos_token_ids
@@ -62,22 +61,23 @@ class Engine:
         self.scheduler = Scheduler(runner.kv_cache, limits or SchedulerLimits())
         self.grammars = GrammarCompiler(tokenizer)
         self._sequences: dict[str, list[Sequence]] = {}
-        self._step: _Step | None = None
+        assert 1 <= self.scheduler.limits.steps_ahead <= 2, "one step or two may be on their way"
+        self._steps: deque[_Step] = deque()
         self._next_number = 0
 
     @property
     def has_work(self) -> bool:
         """Whether a step is on its way or a sequence is not finished."""
-        return self._step is not None or bool(self._sequences)
+        return bool(self._steps or self._sequences)
 
     @property
     def num_running(self) -> int:
-        """Sequences that own places."""
+        """Sequences that own blocks."""
         return len(self.scheduler.running)
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait for places."""
+        """Sequences that wait for blocks."""
         return len(self.scheduler.waiting)
 
     def add_request(self, request: Request) -> None:
@@ -102,70 +102,112 @@ class Engine:
                 matcher=None if matcher is None else matcher.deep_copy(),
                 detokenizer=Detokenizer(sampling.stop),
                 number=self._next_number,
+                chain=BlockChain(request.cache_salt, self.scheduler.kv_cache.block_size),
             )
             self._next_number += 1
             self._push_forced(sequence)
             sequences.append(sequence)
         # all or none of them
         for sequence in sequences:
-            self.scheduler.add(sequence)
+            # a grammar may have written the whole answer already
+            if sequence.finish_reason is None:
+                self.scheduler.add(sequence)
         self._sequences[request.id] = sequences
 
     def abort(self, request_id: str) -> bool:
-        """End a request now and free its places; False if it is not running. No output follows."""
+        """End a request now and free its blocks; False if it is not running. No output follows.
+
+        A step that is on its way may still write to the blocks; whoever gets them next writes after it.
+        """
         sequences = self._sequences.pop(request_id, None)
         for sequence in sequences or ():
             if sequence.finish_reason is None:
                 sequence.finish(FinishReason.ABORT)
-            # one that has ended waits for its output to be collected, its places are free already
-            if sequence in self.scheduler.running or sequence in self.scheduler.waiting:
-                self.scheduler.remove(sequence)
+            self.scheduler.remove(sequence)
         return sequences is not None
 
     def launch(self) -> None:
-        """Schedule a step and start it."""
-        assert self._step is None, "the step before must be collected first"
-        scheduled = [item for item in self.scheduler.schedule() if item.sequence.finish_reason is None]
-        chunks = []
-        sampled = []
-        for item in scheduled:
-            sequence, start = item.sequence, item.sequence.num_computed
-            end = start + item.num_tokens
-            assert sequence.interval is not None
-            is_last = end == len(sequence.token_ids)
-            chunks.append(Chunk(sequence.token_ids[start:end], start, sequence.interval, is_last))
-            sequence.num_computed = end
-            if is_last:
-                sampled.append(sequence)
-        if chunks:
-            self._step = _Step(scheduled, sampled, self.runner.forward(chunks))
+        """Schedule and start steps, until as many are on their way as may be."""
+        while len(self._steps) < self.scheduler.limits.steps_ahead:
+            scheduled = self.scheduler.schedule()
+            if not scheduled:
+                return
+            self._steps.append(self._start(scheduled))
+            if len(self._steps) == 1:
+                self._draw(self._steps[0])
 
     def collect(self) -> list[Output]:
-        """Finish the step: draw a token for each sequence that is due, and give what became certain of each."""
-        step, self._step = self._step, None
-        if step is not None:
-            # an abort may have come meanwhile
-            rows = [row for row, sequence in enumerate(step.sampled) if sequence.finish_reason is None]
-            live = [step.sampled[row] for row in rows]
-            drawn = sample(step.logits[rows], [self._draw(sequence) for sequence in live]) if live else []
-            for sequence, result in zip(live, drawn, strict=True):
-                if sequence.matcher is not None and sequence.matcher.is_error():
-                    # its mask allows an end, which the grammar does not
-                    self._end_grammar(sequence)
-                elif result is None:
-                    logger.warning("request %s: no finite logits are left", sequence.request.id)
-                    sequence.finish(FinishReason.ERROR, OutputError("The model gave no finite probabilities."))
-                else:
-                    self._push(sequence, *result)
+        """Finish the oldest step: take the tokens drawn in it, and give what became certain of each sequence."""
+        if self._steps:
+            step = self._steps.popleft()
+            assert step.drawn is not None or not step.sampled
+            results = step.drawn.read() if step.drawn is not None else []
+            for sequence, result in zip(step.sampled, results, strict=True):
+                sequence.num_pending = 0
+                # an abort may have come meanwhile
+                if sequence.finish_reason is None:
+                    self._take(sequence, result)
         outputs = [output for sequence in self._active() if (output := sequence.take_output()) is not None]
         self._remove_finished()
-        if not self._sequences:
+        if self._steps:
+            # all that its draw depends on is known now
+            self._draw(self._steps[0])
+        elif not self._sequences:
             self.check_idle()
         return outputs
 
     def check_idle(self) -> None:
-        """Raise IntegrityError if a place is owned although nothing runs."""
+        """Raise IntegrityError if a block is owned although nothing runs, or is not accounted for."""
         self.scheduler.kv_cache.check(set())
+
+    def _start(self, scheduled: list[Scheduled]) -> _Step:
+        """Run the model on what was scheduled; the newest tokens of the step in front come from the device."""
+        chunks = []
+        rows = []
+        for item in scheduled:
+            sequence, start = item.sequence, item.sequence.num_computed
+            end = start + item.num_tokens
+            assert sequence.blocks is not None
+            is_last = end == len(sequence.token_ids) + sequence.num_pending
+            fed_row = sequence.pending_row if end > len(sequence.token_ids) else None
+            chunks.append(Chunk(sequence.token_ids[start:end], start, sequence.blocks, is_last, fed_row))
+            sequence.num_computed = end
+            if is_last:
+                rows.append((sequence, end))
+        in_front = self._steps[-1].drawn if self._steps else None
+        logits = self.runner.forward(chunks, None if in_front is None else in_front.token_ids)
+        # what a step writes can be read by the next one
+        for item in scheduled:
+            self.scheduler.store(item.sequence)
+        return _Step(rows, logits)
+
+    def _draw(self, step: _Step) -> None:
+        """Draw a token for each sequence whose newest token the step computed; not where a grammar has forced more."""
+        places = [
+            row
+            for row, (sequence, end) in enumerate(step.rows)
+            if sequence.finish_reason is None and end == len(sequence.token_ids)
+        ]
+        step.sampled = [step.rows[row][0] for row in places]
+        if not places:
+            return
+        is_whole = len(places) == step.logits.shape[0]
+        step.drawn = sample(
+            step.logits if is_whole else step.logits[places], [self._draw_of(item) for item in step.sampled]
+        )
+        for row, sequence in enumerate(step.sampled):
+            sequence.num_pending, sequence.pending_row = 1, row
+
+    def _take(self, sequence: Sequence, result: tuple[int, TokenLogprob | None] | None) -> None:
+        if sequence.matcher is not None and sequence.matcher.is_error():
+            # its mask allows an end, which the grammar does not
+            self._end_grammar(sequence)
+        elif result is None:
+            logger.warning("request %s: no finite logits are left", sequence.request.id)
+            sequence.finish(FinishReason.ERROR, OutputError("The model gave no finite probabilities."))
+            self.scheduler.remove(sequence, is_sound=False)
+        else:
+            self._push(sequence, *result)
 
     def _max_tokens(self, request: Request) -> int:
         prompt, asked, context = len(request.prompt_token_ids), request.sampling.max_tokens, self.context_length
@@ -182,7 +224,8 @@ class Engine:
                 code="context_length_exceeded",
             )
         max_tokens = context - prompt if asked is None else asked
-        if prompt + max_tokens > self.scheduler.kv_cache.num_tokens:
+        step_tokens = self.scheduler.limits.max_step_tokens
+        if not self.scheduler.kv_cache.can_hold_one(prompt + max_tokens, step_tokens):
             raise RequestRefused(
                 f"This engine holds {self.scheduler.kv_cache.num_tokens} tokens; the prompt has {prompt} and "
                 f"max_tokens is {max_tokens}.",
@@ -191,10 +234,8 @@ class Engine:
             )
         return max_tokens
 
-    def _draw(self, sequence: Sequence) -> Draw:
-        allowed = None
-        if sequence.matcher is not None:
-            allowed = allowed_tokens(sequence.matcher.compute_bitmask(), self.runner.vocab_size, self.runner.device)
+    def _draw_of(self, sequence: Sequence) -> Draw:
+        allowed = None if sequence.matcher is None else bytes(sequence.matcher.compute_bitmask())
         params = sequence.request.sampling
         is_early = sequence.num_output_tokens < params.min_tokens
         return Draw(
@@ -266,50 +307,3 @@ class Engine:
         for request_id, sequences in list(self._sequences.items()):
             if all(sequence.finish_reason is not None for sequence in sequences):
                 del self._sequences[request_id]
-
-
-def load_engine(
-    folder: Path,
-    device: str,
-    *,
-    kv_tokens: int | None = None,
-    limits: SchedulerLimits | None = None,
-) -> Engine:
-    """Load a transformers folder as an engine.
-
-    Args:
-        folder: config.json, safetensors, tokenizer.json.
-        device: "cpu" or "cuda:N".
-        kv_tokens: places in the pool of keys and values, for all sequences together; None: what memory holds, on a
-            CPU at most MAX_CPU_KV_TOKENS.
-
-    Raises:
-        CheckpointError: files are missing or damaged.
-        UnsupportedModel: the architecture would be computed wrongly.
-    """
-    model = load_model(folder, device)
-    if kv_tokens is None:
-        kv_tokens = plan_kv_tokens(model, free_memory_bytes(device))
-        if device == "cpu":
-            kv_tokens = min(kv_tokens, MAX_CPU_KV_TOKENS)
-    if limits is None:
-        limits = CPU_LIMITS if device == "cpu" else GPU_LIMITS
-    runner = ModelRunner(model, KvCache(kv_tokens))
-    eos_token_ids = _eos_token_ids(runner)
-    try:
-        text = (folder / "tokenizer.json").read_text()
-        tokenizer = LLTokenizer(text, n_vocab=runner.vocab_size, eos_token=list(eos_token_ids))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder.name}: tokenizer.json cannot be read: {error}") from error
-    return Engine(runner, tokenizer, eos_token_ids, limits)
-
-
-def _eos_token_ids(runner: ModelRunner) -> tuple[int, ...]:
-    """Take the ends that the generation configuration names, or the model's own."""
-    generation = runner.model.generation_config
-    eos = generation.eos_token_id if generation is not None else None
-    if eos is None:
-        eos = runner.model.config.get_text_config().eos_token_id
-    if eos is None:
-        raise CheckpointError("The model names no end-of-text token, so no answer would ever end.")
-    return (eos,) if isinstance(eos, int) else tuple(eos)

@@ -1,5 +1,10 @@
-"""The model on its device: loads a transformers folder offline, checks it, and runs one packed batch a step."""
+"""The model on its device: loads a transformers folder offline, checks it, and runs one packed batch a step.
 
+A model is probed with one token, which shows what each layer stores; then a short text is run in pieces, and what comes
+out must be what the model's own attention gives, or the model is refused: an answer is never computed wrongly.
+"""
+
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,9 +14,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from llm.attention import NAME, Segment, StepBatch
+from llm.attention import NAME, Probe, StepBatch, pack
 from llm.errors import CheckpointError, UnsupportedModel
-from llm.kv_cache import Interval, KvCache, kv_bytes_per_token
+from llm.kv_cache import BLOCK_SIZE, KvCache, LayerSpec, PrefixHit, SequenceBlocks
+from llm.latent_attention import page_latents
+
+logger = logging.getLogger(__name__)
 
 # 2026-11, AMD EPYC (AVX2), one thread, SmolLM2-135M: fp32 prefills 9 times faster than bf16 (284 against 31 tokens/s)
 # and decodes 8 sequences 5 times faster (54 against 10); alone bf16 decodes 1.2 times faster (16 against 13).
@@ -21,85 +29,202 @@ GPU_DTYPE = torch.bfloat16
 _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
 _LAYER_KINDS = {"full_attention", "sliding_attention"}
 MAX_CONTEXTS = 32
+# groups of layers with a window are given room for this many windows
+WINDOWED_SEQUENCES = 64
+_CHECK_TOKENS = 12
+# largest difference of the check's logits, in standard deviations: rounding of another order of sums, no more
+_CHECK_TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.3}
 
 
 class Chunk(NamedTuple):
-    """New tokens of one sequence, the number that came before them, its places, and whether its logits are wanted."""
+    """New tokens of one sequence, the number that came before them, its blocks, and whether its logits are wanted.
+
+    `fed_row`: the last token is not in `token_ids`; it is that row of the tokens that the step before has drawn.
+    """
 
     token_ids: Sequence[int]
     past: int
-    interval: Interval
+    blocks: SequenceBlocks
     wants_logits: bool
+    fed_row: int | None = None
+
+    @property
+    def length(self) -> int:
+        """New tokens, the one that is fed included."""
+        return len(self.token_ids) + (self.fed_row is not None)
 
 
 class ModelRunner:
-    """A causal language model with its pool of keys and values."""
+    """A causal language model with its blocks of keys and values."""
 
-    def __init__(self, model: PreTrainedModel, kv_cache: KvCache) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        kv_tokens: int | None = None,
+        *,
+        max_kv_tokens: int | None = None,
+        block_size: int = BLOCK_SIZE,
+    ) -> None:
+        """Prepare a model.
+
+        Args:
+            kv_tokens: token places for all sequences together; None: what memory holds, at most `max_kv_tokens`.
+            block_size: tokens a block, one of the kernels' page sizes.
+
+        Raises UnsupportedModel if the architecture would be computed wrongly.
+        """
         _check_supported(model)
-        model.set_attn_implementation(NAME)
         model.train(False)
         self.model = model
-        self.kv_cache = kv_cache
         self.device = model.device
         self.vocab_size = int(model.lm_head.weight.shape[0])
         self.context_length = int(model.config.get_text_config().max_position_embeddings)
-        self._probe()
+        # which text it is does not matter, that its tokens differ does
+        self._check_ids = [(7 * index + 3) % self.vocab_size for index in range(_CHECK_TOKENS)]
+        # of transformers' own attentions the plain one knows windows, soft caps and sinks
+        model.set_attn_implementation("eager")
+        expected = self._own_logits()
+        model.set_attn_implementation(NAME)
+        page_latents(model)
+        specs = self._probe()
+        if kv_tokens is None:
+            kv_tokens = plan_kv_tokens(model, specs, free_memory_bytes(self.device))
+            kv_tokens = kv_tokens if max_kv_tokens is None else min(kv_tokens, max_kv_tokens)
+        windows = [spec.window for spec in specs if spec.window is not None]
+        self.kv_cache = KvCache(
+            specs,
+            kv_tokens,
+            dtype=model.dtype,
+            device=self.device,
+            block_size=block_size,
+            windowed_tokens=WINDOWED_SEQUENCES * (max(windows) + 4 * block_size) if windows else None,
+        )
+        self._check_answers(expected)
 
     @torch.inference_mode()
-    def forward(self, chunks: Sequence[Chunk]) -> Tensor:
+    def forward(self, chunks: Sequence[Chunk], fed: Tensor | None = None) -> Tensor:
         """Run one step.
+
+        Args:
+            fed: [B'] int64, the tokens that the step before has drawn, on the device.
 
         Returns: logits [B, V] fp32 after the last token of each chunk that wants them, in their order.
         """
         token_ids: list[int] = []
         positions: list[int] = []
-        segments: list[Segment] = []
         wanted: list[int] = []
+        fed_places: list[int] = []
+        fed_rows: list[int] = []
         for chunk in chunks:
-            segments.append(Segment(len(token_ids), len(chunk.token_ids), chunk.interval.start, chunk.past))
             token_ids.extend(chunk.token_ids)
-            positions.extend(range(chunk.past, chunk.past + len(chunk.token_ids)))
+            if chunk.fed_row is not None:
+                fed_places.append(len(token_ids))
+                fed_rows.append(chunk.fed_row)
+                token_ids.append(0)
+            positions.extend(range(chunk.past, chunk.past + chunk.length))
             if chunk.wants_logits:
                 wanted.append(len(token_ids) - 1)
-        output = self.model(
-            input_ids=torch.tensor([token_ids], device=self.device),
-            position_ids=torch.tensor([positions], device=self.device),
-            use_cache=False,
+        input_ids = torch.tensor(token_ids, device=self.device)
+        if fed_rows:
+            assert fed is not None
+            input_ids[torch.tensor(fed_places, device=self.device)] = fed[torch.tensor(fed_rows, device=self.device)]
+        tables = [chunk.blocks.tables for chunk in chunks]
+        lengths = [chunk.length for chunk in chunks]
+        logits = self._run(
+            input_ids,
+            torch.tensor(positions, device=self.device),
+            pack(self.kv_cache, tables, [chunk.past for chunk in chunks], lengths, self.device),
             # an empty index would be read as "all"
-            logits_to_keep=torch.tensor(wanted or [len(token_ids) - 1], device=self.device),
-            step_batch=StepBatch(segments, self.kv_cache),
+            torch.tensor(wanted or [len(token_ids) - 1], device=self.device),
         )
-        logits: Tensor = output.logits[0].float()
         return logits if wanted else logits[:0]
 
-    def _probe(self) -> None:
-        """Run one token, so that what the model lacks shows at load and the pool is allocated."""
-        interval = self.kv_cache.reserve("probe", 1)
-        assert interval is not None
-        logits = self.forward([Chunk([0], 0, interval, wants_logits=True)])
-        self.kv_cache.free("probe")
-        if not self.kv_cache.size_bytes:
-            raise UnsupportedModel(f"{type(self.model).__name__}: its attention does not use the attention interface")
+    def _run(self, input_ids: Tensor, positions: Tensor, step: StepBatch | Probe, wanted: Tensor) -> Tensor:
+        """Run the model on packed tokens [N]; gives logits [B, V] fp32 at the wanted places [B]."""
+        output = self.model(
+            input_ids=input_ids.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=wanted,
+            step_batch=step,
+        )
+        logits: Tensor = output.logits[0].float()
+        return logits
+
+    @torch.inference_mode()
+    def _own_logits(self) -> Tensor:
+        """What the model itself says of the check's text: [N, V] fp32."""
+        input_ids = torch.tensor([self._check_ids], device=self.device)
+        logits: Tensor = self.model(input_ids=input_ids, use_cache=False).logits[0].float()
+        return logits
+
+    @torch.inference_mode()
+    def _probe(self) -> list[LayerSpec]:
+        """Run one token to learn what each layer stores."""
+        name = type(self.model).__name__
+        probe = Probe()
+        place = torch.zeros(1, dtype=torch.int64, device=self.device)
+        logits = self._run(place, place, probe, place)
+        config: Any = self.model.config.get_text_config()
+        if not probe.specs:
+            raise UnsupportedModel(f"{name}: its attention does not use the attention interface")
+        if sorted(probe.specs) != list(range(int(config.num_hidden_layers))):
+            raise UnsupportedModel(
+                f"{name}: of its {config.num_hidden_layers} layers {len(probe.specs)} use the attention interface"
+            )
         if logits.shape != (1, self.vocab_size):
-            raise UnsupportedModel(f"{type(self.model).__name__}: logits are {list(logits.shape)}, expected one row")
+            raise UnsupportedModel(f"{name}: logits are {list(logits.shape)}, expected one row")
+        specs = [probe.specs[layer] for layer in range(len(probe.specs))]
+        for spec, kind in zip(specs, getattr(config, "layer_types", None) or (), strict=False):
+            if (kind == "sliding_attention") != (spec.window is not None):
+                raise UnsupportedModel(f"{name}: a layer of kind {kind} attends with the window {spec.window}")
+        return specs
+
+    def _check_answers(self, expected: Tensor) -> None:
+        """Compare a text run in two pieces, beside another sequence, with what the model itself says of it.
+
+        Args:
+            expected: [N, V] fp32.
+        """
+        none = PrefixHit(0, [[] for _ in self.kv_cache.groups])
+        first, cut, size = self._check_ids, 5, self.kv_cache.block_size
+        blocks = [self.kv_cache.begin(name, none) for name in ("check", "neighbour")]
+        room = self.kv_cache.num_tokens >= 2 * size
+        for item in blocks[: 1 + room]:
+            assert self.kv_cache.grow(item, 0, _CHECK_TOKENS)
+        pieces = [Chunk(first[:cut], 0, blocks[0], wants_logits=True)]
+        if room:
+            pieces.append(Chunk(first[cut:], 0, blocks[1], wants_logits=False))
+        early = self.forward(pieces)
+        late = self.forward([Chunk(first[cut:], cut, blocks[0], wants_logits=True)])
+        for name in ("check", "neighbour"):
+            self.kv_cache.free(name)
+        got = torch.cat([early, late])
+        wanted = expected[[cut - 1, _CHECK_TOKENS - 1]]
+        spread = float(wanted.std())
+        difference = float((got - wanted).abs().max()) / (spread or 1.0)
+        if not difference <= _CHECK_TOLERANCE[self.model.dtype]:
+            raise UnsupportedModel(
+                f"{type(self.model).__name__}: paged attention gives other logits than the model's own "
+                f"(by {difference:.3g} standard deviations)"
+            )
+        logger.debug("%s: paged logits differ by %.2g standard deviations", type(self.model).__name__, difference)
 
 
-def plan_kv_tokens(model: PreTrainedModel, memory_bytes: int) -> int:
-    """Say how many places a pool of `memory_bytes` has; at least one sequence of the model's whole context is aimed at.
+def plan_kv_tokens(model: PreTrainedModel, specs: Sequence[LayerSpec], memory_bytes: int) -> int:
+    """Say how many token places fit into `memory_bytes`; at least one sequence of the model's context is aimed at.
 
     More than MAX_CONTEXTS contexts are of no use to the number of sequences that run at once.
     """
-    config: Any = model.config.get_text_config()
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    num_kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    place_bytes = kv_bytes_per_token(config.num_hidden_layers, num_kv_heads, head_dim, model.dtype)
-    return max(1, min(memory_bytes // place_bytes, MAX_CONTEXTS * int(config.max_position_embeddings)))
+    place_bytes = sum(spec.bytes_per_token(model.dtype) for spec in specs)
+    context = int(model.config.get_text_config().max_position_embeddings)
+    return max(1, min(memory_bytes // place_bytes, MAX_CONTEXTS * context))
 
 
-def free_memory_bytes(device: str) -> int:
-    """Memory that a pool may take: most of a GPU's free memory, a quarter of the machine's."""
-    if device.startswith("cuda"):
+def free_memory_bytes(device: torch.device | str) -> int:
+    """Memory that blocks may take: most of a GPU's free memory, a quarter of the machine's."""
+    device = torch.device(device)
+    if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(0.8 * free)
     return int(0.25 * psutil.virtual_memory().available)

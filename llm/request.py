@@ -90,13 +90,19 @@ def _check(param: str, value: object, is_allowed: bool, rule: str) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt and how to go on from it; smaller `priority` numbers go first."""
+    """One prompt and how to go on from it; smaller `priority` numbers go first.
+
+    Requests of another `cache_salt` share no cached beginning, so none can tell by its speed what others have asked.
+    What is not `is_kept` leaves nothing in the prefix cache.
+    """
 
     id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams = SamplingParams()
     grammar: Grammar | None = None
     priority: int = 0
+    cache_salt: str = ""
+    is_kept: bool = True
 
 
 @dataclass(frozen=True)
@@ -110,10 +116,14 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of one sequence: all that were drawn count, also those of a stop string."""
+    """Tokens of one sequence: all that were drawn count, also those of a stop string.
+
+    `cached_tokens` of the prompt came from the prefix cache.
+    """
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True)

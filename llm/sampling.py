@@ -1,20 +1,23 @@
-"""One token for each row of logits: biased, masked, cut off and drawn.
+"""One token for each row of logits, the whole batch in one go, by `kernels.sampling`.
 
-Draws are counter-based (SplitMix64, Steele, Lea and Flood 2014, on seed and position), so a request draws the same in
-any batch, on any replica. The draw inverts the cumulative distribution in the order of token ids, in fp64.
+Draws are counter-based on seed and position, so a request draws the same in any batch, on any replica. What is drawn
+stays on the device, where the next step takes it from, and is read on the host when it is collected.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kernels import sampling as kernel
+from kernels.sampling_params import Sampled, SamplingContext, count_tokens
+from kernels.sampling_params import SamplingParams as KernelParams
 from llm.request import SamplingParams, TokenLogprob
 
 _MASK = 2**64 - 1
+_ALL_BITS = -1
 
 
 @dataclass(frozen=True)
@@ -27,104 +30,148 @@ class Draw:
     position: int
     output_token_ids: Sequence[int] = ()
     prompt_token_ids: Sequence[int] = ()
-    # tokens that may be drawn, ascending, from the grammar; None: all
-    allowed: Tensor | None = None
+    # the grammar's mask of tokens that may be drawn, one bit each, the lowest first; None: all
+    allowed: bytes | None = None
     # tokens that may not, such as the end before min_tokens
     forbidden: Sequence[int] = ()
 
 
-def sample(logits: Tensor, draws: Sequence[Draw]) -> list[tuple[int, TokenLogprob | None] | None]:
+class Drawn:
+    """The tokens of a step: `token_ids` [B] int64 on the device at once, on the host when they are read."""
+
+    def __init__(self, sampled: Sampled, num_top: Sequence[int | None]) -> None:
+        self.token_ids = sampled.token_ids
+        self._num_top = num_top
+        parts = (sampled.token_ids, sampled.is_valid, sampled.logprobs, sampled.top_token_ids, sampled.top_logprobs)
+        self._host = [None if part is None else _to_host(part) for part in parts]
+        self._copied: torch.cuda.Event | None = None
+        if self.token_ids.is_cuda:
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def read(self) -> list[tuple[int, TokenLogprob | None] | None]:
+        """Wait for the tokens; gives each, with its logprob if asked for, or None where no finite logit is left."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        token_ids, is_valid, logprobs, top_ids, top_logprobs = (
+            None if part is None else part.tolist() for part in self._host
+        )
+        assert token_ids is not None and is_valid is not None
+        results: list[tuple[int, TokenLogprob | None] | None] = []
+        for row, token_id in enumerate(token_ids):
+            count = self._num_top[row]
+            logprob = None
+            if count is not None:
+                assert logprobs is not None and top_ids is not None and top_logprobs is not None
+                top = tuple(zip(top_ids[row][:count], top_logprobs[row][:count], strict=True))
+                logprob = TokenLogprob(token_id, logprobs[row], top)
+            results.append((token_id, logprob) if is_valid[row] else None)
+        return results
+
+
+def sample(logits: Tensor, draws: Sequence[Draw]) -> Drawn:
     """Draw a token for each row.
 
     Args:
         logits: [B, V] fp32.
         draws: B of them.
-
-    Returns: for each row the token id and, if asked for, its logprob; None where no finite logit is left.
     """
-    return [_sample_row(logits[row], draw) for row, draw in enumerate(draws)]
+    batch, vocab = logits.shape
+    params = [draw.params for draw in draws]
 
+    def column(
+        values: Sequence[float], dtype: torch.dtype = torch.float32, neutral: float | None = None
+    ) -> Tensor | None:
+        if neutral is not None and all(value == neutral for value in values):
+            return None
+        return torch.tensor(values, dtype=dtype, device=logits.device)
 
-def uniform(seed: int, position: int) -> float:
-    """Draw from [0, 1) by (seed, position): the output of SplitMix64 at that counter, of 53 bits."""
-    value = (mix(seed) + (position + 1) * 0x9E3779B97F4A7C15) & _MASK
-    return (mix(value) >> 11) * 2.0**-53
+    temperature = column([item.temperature for item in params])
+    seeds = column([_signed(draw.seed) for draw in draws], torch.int64)
+    positions = column([draw.position for draw in draws], torch.int64)
+    assert temperature is not None and seeds is not None and positions is not None
+    repetition = column([item.repetition_penalty for item in params], neutral=1.0)
+    presence = column([item.presence_penalty for item in params], neutral=0.0)
+    frequency = column([item.frequency_penalty for item in params], neutral=0.0)
+    num_top = [item.logprobs for item in params]
+    has_output = any(x is not None for x in (repetition, presence, frequency))
+    sampled = kernel.sample(
+        logits,
+        KernelParams(
+            temperature=temperature,
+            seeds=seeds,
+            positions=positions,
+            top_k=column([min(item.top_k or vocab, vocab) for item in params], torch.int32, neutral=vocab),
+            top_p=column([item.top_p for item in params], neutral=1.0),
+            min_p=column([item.min_p for item in params], neutral=0.0),
+            repetition_penalty=repetition,
+            presence_penalty=presence,
+            frequency_penalty=frequency,
+        ),
+        SamplingContext(
+            prompt_counts=None
+            if repetition is None
+            else _counts(draws, lambda draw: draw.prompt_token_ids, vocab, logits.device),
+            output_counts=_counts(draws, lambda draw: draw.output_token_ids, vocab, logits.device)
+            if has_output
+            else None,
+            bias=_bias(draws, batch, vocab, logits.device),
+            allowed=_allowed(draws, vocab, logits.device),
+        ),
+        num_logprobs=max((count for count in num_top if count is not None), default=None),
+    )
+    return Drawn(sampled, num_top)
 
 
 def mix(value: int) -> int:
-    """Mix 64 bits: the finaliser of SplitMix64."""
+    """Mix 64 bits: the finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
     return value ^ (value >> 31)
 
 
-def _sample_row(logits: Tensor, draw: Draw) -> tuple[int, TokenLogprob | None] | None:
-    params = draw.params
-    if not bool(torch.isfinite(logits).all()):
+def _signed(seed: int) -> int:
+    """Read 64 bits as a signed number."""
+    return seed - 2**64 if seed >= 2**63 else seed
+
+
+def _counts(
+    draws: Sequence[Draw], tokens_of: Callable[[Draw], Sequence[int]], vocab: int, device: torch.device
+) -> Tensor:
+    """Count each row's tokens, [B, V] int32."""
+    rows = [list(tokens_of(draw)) for draw in draws]
+    longest = max(map(len, rows))
+    padded = torch.tensor([row + [0] * (longest - len(row)) for row in rows], dtype=torch.int64, device=device)
+    return count_tokens(padded.view(len(rows), longest), torch.tensor([len(row) for row in rows], device=device), vocab)
+
+
+def _bias(draws: Sequence[Draw], batch: int, vocab: int, device: torch.device) -> Tensor | None:
+    """What is added to logits, [B, V] fp32; minus infinity for what is forbidden."""
+    if not any(draw.params.logit_bias or draw.forbidden for draw in draws):
         return None
-    adjusted = _adjust(logits, draw)
-    token_ids = draw.allowed
-    scores = adjusted if token_ids is None else adjusted[token_ids]
-    if not bool((scores > float("-inf")).any()):
+    bias = torch.zeros(batch, vocab)
+    for row, draw in enumerate(draws):
+        for token, value in draw.params.logit_bias.items():
+            bias[row, token] = value
+        bias[row, list(draw.forbidden)] = float("-inf")
+    return bias.to(device)
+
+
+def _allowed(draws: Sequence[Draw], vocab: int, device: torch.device) -> Tensor | None:
+    """The masks of all rows, [B, ceil(V / 32)] int32."""
+    if all(draw.allowed is None for draw in draws):
         return None
-    chosen = int(scores.argmax()) if params.temperature == 0 else _draw(scores / params.temperature, draw)
-    token_id = chosen if token_ids is None else int(token_ids[chosen])
-    logprob = None if params.logprobs is None else _logprob(logits, token_id, params.logprobs)
-    return token_id, logprob
+    words = -(-vocab // 32)
+    mask = np.full((len(draws), words), _ALL_BITS, dtype=np.int32)
+    for row, draw in enumerate(draws):
+        if draw.allowed is not None:
+            padded = draw.allowed[: words * 4].ljust(words * 4, b"\x00")
+            mask[row] = np.frombuffer(padded, dtype="<i4")
+    return torch.from_numpy(mask).to(device)
 
 
-def _adjust(logits: Tensor, draw: Draw) -> Tensor:
-    """Apply bias, penalties and forbidden tokens: OpenAI's formulas, and CTRL's for the repetition penalty."""
-    params = draw.params
-    has_penalty = params.frequency_penalty or params.presence_penalty
-    if not (params.logit_bias or has_penalty or params.repetition_penalty != 1 or draw.forbidden):
-        return logits
-    logits = logits.clone()
-    if params.repetition_penalty != 1:
-        seen = torch.tensor(sorted({*draw.prompt_token_ids, *draw.output_token_ids}), device=logits.device)
-        values = logits[seen]
-        factor = params.repetition_penalty
-        logits[seen] = torch.where(values > 0, values / factor, values * factor)
-    if has_penalty:
-        for token, count in Counter(draw.output_token_ids).items():
-            logits[token] -= params.presence_penalty + params.frequency_penalty * count
-    for token, bias in params.logit_bias.items():
-        logits[token] += bias
-    if draw.forbidden:
-        logits[list(draw.forbidden)] = float("-inf")
-    return logits
-
-
-def _draw(scores: Tensor, draw: Draw) -> int:
-    """Cut off the tail by top-k, top-p and min-p, then draw an index. `scores` is [n], divided by the temperature."""
-    params = draw.params
-    probabilities = torch.softmax(scores, dim=-1)
-    if params.top_k is not None and params.top_k < scores.shape[0]:
-        least = torch.topk(scores, params.top_k).values[-1]
-        probabilities = probabilities.masked_fill(scores < least, 0)
-        probabilities /= probabilities.sum()
-    if params.top_p < 1:
-        ordered, _ = probabilities.sort(descending=True)
-        # the smallest set whose mass reaches top_p: a token stays while the mass before it is below
-        num_kept = int((ordered.cumsum(0) - ordered < params.top_p).sum())
-        probabilities = probabilities.masked_fill(probabilities < ordered[max(num_kept, 1) - 1], 0)
-    if params.min_p > 0:
-        probabilities = probabilities.masked_fill(probabilities < params.min_p * probabilities.max(), 0)
-    cumulative = probabilities.double().cumsum(0)
-    target = uniform(draw.seed, draw.position) * float(cumulative[-1])
-    index = int(torch.searchsorted(cumulative, target, right=True))
-    # rounding may carry the target to the very end, behind which tokens have no probability
-    return index if index < scores.shape[0] else int(probabilities.nonzero()[-1])
-
-
-def _logprob(logits: Tensor, token_id: int, num_top: int) -> TokenLogprob:
-    logprobs = torch.log_softmax(logits, dim=-1)
-    top = torch.topk(logprobs, num_top) if num_top else None
-    best = () if top is None else tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True))
-    return TokenLogprob(token_id, float(logprobs[token_id]), best)
-
-
-def allowed_tokens(bitmask: bytes, vocab_size: int, device: torch.device) -> Tensor:
-    """Turn a mask of one bit a token, the lowest first, into ascending token ids [n] int64."""
-    bits = np.unpackbits(np.frombuffer(bitmask, dtype=np.uint8), bitorder="little", count=vocab_size)
-    return torch.from_numpy(np.flatnonzero(bits)).to(device)
+def _to_host(x: Tensor) -> Tensor:
+    """Begin to copy to the host, without waiting for it."""
+    if not x.is_cuda:
+        return x
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)

@@ -1,27 +1,33 @@
-"""Who computes what in the next step: first the running, one token each, then prompts in chunks.
+"""Who computes what in the next step: first who writes, one token each, then prompts in chunks.
 
-Admission is in order of priority, then arrival, and reserves every place that a sequence may need, so nothing that
-runs is ever preempted. The head of the queue is not overtaken, so it cannot starve. A beginning that a running sequence
-has computed (the prompt of n answers, a system prompt that many share) is copied, not computed again.
+Blocks are taken as they are needed. When they run out, the running sequence of the lowest priority, and of these the
+youngest, is preempted: it waits again and computes its tokens anew, most of them from the prefix cache as a rule.
+Order is by priority, then arrival. Who was overtaken MAX_OVERTAKEN times goes before all others, so none starves, and
+the first in order always gets on, since each sequence alone fits the pool.
 """
 
-from collections.abc import Sequence as Row
 from dataclasses import dataclass
 from itertools import takewhile
 
-from llm.kv_cache import KvCache
+from llm.kv_cache import KvCache, PrefixHit
 from llm.sequence import Sequence
 
 # a sequence waits for a running one that is about to compute at least this much more of the same beginning
 WORTH_WAITING = 32
+# how often a sequence is passed over before its priority is the highest
+MAX_OVERTAKEN = 64
 
 
 @dataclass(frozen=True)
 class SchedulerLimits:
-    """Bounds of one step: sequences at once, and tokens a step beyond which prompts wait (chunked prefill)."""
+    """Bounds: sequences at once, tokens a step (prompts wait beyond it), and steps on their way at once.
+
+    With `steps_ahead` 2 a step is scheduled and launched before the one in front of it is known.
+    """
 
     max_sequences: int = 32
     max_step_tokens: int = 256
+    steps_ahead: int = 1
 
 
 @dataclass(frozen=True)
@@ -40,63 +46,129 @@ class Scheduler:
         self.limits = limits
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.num_preempted = 0
+        self.num_prefix_queries = 0
+        self.num_prefix_hits = 0
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
         self.waiting.append(sequence)
-        self.waiting.sort(key=lambda item: (item.request.priority, item.number))
 
-    def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out, wherever it is, and free its places."""
-        if sequence.interval is None:
-            self.waiting.remove(sequence)
+    def remove(self, sequence: Sequence, *, is_sound: bool = True) -> None:
+        """Take a sequence out, wherever it is, and free its blocks; what is not sound is not kept for others."""
+        if sequence.blocks is None:
+            if sequence in self.waiting:
+                self.waiting.remove(sequence)
             return
         self.running.remove(sequence)
-        self.kv_cache.free(sequence.name)
-        sequence.interval = None
+        self._free(sequence, is_sound=is_sound)
 
     def schedule(self) -> list[Scheduled]:
         """Choose the next step's tokens; empty if there is nothing to do."""
         self._admit()
         budget = self.limits.max_step_tokens
-        scheduled: list[Scheduled] = []
-        # a sequence with few tokens to go (one, or what a grammar has forced) goes before the prompts
-        for sequence in sorted(self.running, key=lambda item: len(item.token_ids) - item.num_computed):
-            num_tokens = min(len(sequence.token_ids) - sequence.num_computed, budget)
-            if num_tokens > 0:
-                scheduled.append(Scheduled(sequence, num_tokens))
+        chosen: dict[Sequence, int] = {}
+        for sequence in sorted(self.running, key=lambda item: (not item.is_writing, rank(item))):
+            num_tokens = min(sequence.num_to_compute, budget)
+            if num_tokens <= 0 or sequence.blocks is None:
+                continue
+            is_served, preempted = self._make_room(sequence, num_tokens)
+            for victim in preempted:
+                budget += chosen.pop(victim, 0)
+            if is_served:
+                chosen[sequence] = num_tokens
                 budget -= num_tokens
-        return scheduled
+        return [Scheduled(sequence, num_tokens) for sequence, num_tokens in chosen.items()]
+
+    def store(self, sequence: Sequence) -> None:
+        """Make the blocks known to the prefix cache that are full of tokens known here."""
+        if sequence.blocks is not None and sequence.request.is_kept:
+            num_known = min(sequence.num_computed, len(sequence.token_ids))
+            self.kv_cache.store(sequence.blocks, sequence.chain.extend(sequence.token_ids), num_known)
+
+    def _make_room(self, sequence: Sequence, num_tokens: int) -> tuple[bool, list[Sequence]]:
+        """Give a running sequence its blocks; returns whether it has them, and who was preempted for it."""
+        preempted: list[Sequence] = []
+        while True:
+            assert sequence.blocks is not None
+            if self.kv_cache.grow(sequence.blocks, sequence.num_computed, sequence.num_computed + num_tokens):
+                return True, preempted
+            victim = max(self.running, key=rank)
+            assert len(self.running) > 1, f"{sequence.name} does not fit the pool alone"
+            self._preempt(victim)
+            preempted.append(victim)
+            if victim is sequence:
+                return False, preempted
 
     def _admit(self) -> None:
-        while self.waiting and len(self.running) < self.limits.max_sequences:
+        self.waiting.sort(key=rank)
+        while self.waiting:
             head = self.waiting[0]
-            source, length, awaited = find_prefix(head, self.running)
-            if awaited - length >= WORTH_WAITING:
+            if head.num_pending:
+                # its last token is not known yet
                 return
-            head.interval = self.kv_cache.reserve(head.name, head.num_places)
-            if head.interval is None:
+            chain = head.chain.extend(head.token_ids)
+            hit = self.kv_cache.match(chain, len(head.token_ids))
+            if self._is_awaited(head, hit):
                 return
-            self.running.append(self.waiting.pop(0))
-            if source is not None:
-                assert source.interval is not None
-                self.kv_cache.copy(source.interval, head.interval, length)
-                head.num_computed = length
+            if not self._fits(head, hit):
+                victim = self._victim_for(head)
+                if victim is None:
+                    return
+                self._preempt(victim)
+                self.waiting.sort(key=rank)
+                continue
+            self._begin(self.waiting.pop(0), hit)
+
+    def _begin(self, sequence: Sequence, hit: PrefixHit) -> None:
+        sequence.blocks = self.kv_cache.begin(sequence.name, hit)
+        sequence.num_computed = hit.num_tokens
+        if sequence.num_cached is None:
+            sequence.num_cached = min(hit.num_tokens, sequence.num_prompt_tokens)
+            self.num_prefix_queries += sequence.num_prompt_tokens
+            self.num_prefix_hits += sequence.num_cached
+        self.running.append(sequence)
+        for other in self.waiting:
+            other.num_overtaken += other.number < sequence.number
+
+    def _fits(self, head: Sequence, hit: PrefixHit) -> bool:
+        if len(self.running) >= self.limits.max_sequences:
+            return False
+        # who runs is about to need a block more
+        spare = len(self.running)
+        return self.kv_cache.can_begin(hit, len(head.token_ids), self.limits.max_step_tokens, spare)
+
+    def _is_awaited(self, head: Sequence, hit: PrefixHit) -> bool:
+        """Whether a running sequence is about to compute much more of the same beginning."""
+        start = hit.num_tokens // self.kv_cache.block_size
+        wanted = head.chain.blocks[start : (len(head.token_ids) - 1) // self.kv_cache.block_size]
+        for other in self.running:
+            if not other.is_writing and other.request.is_kept:
+                pairs = zip(wanted, other.chain.blocks[start:], strict=False)
+                num_common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+                if num_common * self.kv_cache.block_size >= WORTH_WAITING:
+                    return True
+        return False
+
+    def _victim_for(self, head: Sequence) -> Sequence | None:
+        """Find whom `head` may push out: the last in order of those of a lower priority, if there is one."""
+        victim = max(self.running, key=rank, default=None)
+        return victim if victim is not None and rank(victim)[:2] > rank(head)[:2] else None
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._free(sequence)
+        sequence.num_overtaken += 1
+        self.num_preempted += 1
+        self.waiting.append(sequence)
+
+    def _free(self, sequence: Sequence, *, is_sound: bool = True) -> None:
+        self.kv_cache.free(sequence.name, is_sound=is_sound)
+        sequence.blocks = None
+        sequence.num_computed = 0
 
 
-def find_prefix(sequence: Sequence, running: Row[Sequence]) -> tuple[Sequence | None, int, int]:
-    """Find the running sequence that has computed the longest beginning of this one, token ids compared.
-
-    Returns: that sequence or None, how many tokens it has, and how many some sequence has or is about to compute.
-    """
-    # the last token is always computed, since its logits are wanted
-    wanted = sequence.token_ids[:-1]
-    source, best, awaited = None, 0, 0
-    for other in running:
-        if other.finish_reason is not None:
-            continue
-        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(wanted, other.token_ids, strict=False)))
-        awaited = max(awaited, common)
-        if (computed := min(common, other.num_computed)) > best:
-            source, best = other, computed
-    return source, best, awaited
+def rank(sequence: Sequence) -> tuple[bool, int, int]:
+    """Place in the order: who was overtaken too often, then by priority, then by arrival."""
+    has_waited = sequence.num_overtaken >= MAX_OVERTAKEN
+    return (not has_waited, 0 if has_waited else sequence.request.priority, sequence.number)

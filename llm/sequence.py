@@ -1,17 +1,21 @@
-"""One answer in the making: its tokens, its places in the pool, its grammar and its text."""
+"""One answer in the making: its tokens, its blocks of keys and values, its grammar and its text."""
 
 from dataclasses import dataclass, field
 
 from llguidance import LLMatcher
 
 from llm.detokenize import Detokenizer
-from llm.kv_cache import Interval
+from llm.kv_cache import SequenceBlocks
+from llm.prefix_cache import BlockChain
 from llm.request import FinishReason, Output, OutputError, Request, TokenLogprob, Usage
 
 
-@dataclass
+@dataclass(eq=False)
 class Sequence:
-    """Life: waiting (no interval) -> running (interval, `num_computed` rises) -> finished (`finish_reason`)."""
+    """Life: waiting (no blocks) -> running (blocks, `num_computed` rises) -> finished (`finish_reason`).
+
+    A preempted sequence waits again: it keeps its tokens, gives its blocks back and computes them anew.
+    """
 
     request: Request
     index: int
@@ -22,9 +26,19 @@ class Sequence:
     detokenizer: Detokenizer
     # order of arrival
     number: int
+    # names of its full blocks
+    chain: BlockChain
     token_ids: list[int] = field(default_factory=list)
+    # tokens whose keys and values are in blocks, or will be after the steps that are on their way
     num_computed: int = 0
-    interval: Interval | None = None
+    # 1 while a drawn token is on the device and not yet known here, else 0; then its row among the drawn of its step
+    num_pending: int = 0
+    pending_row: int = 0
+    blocks: SequenceBlocks | None = None
+    # tokens of the prompt that the prefix cache had when the sequence first began; None: it has not
+    num_cached: int | None = None
+    # how often another that came later went first, or took its blocks
+    num_overtaken: int = 0
     finish_reason: FinishReason | None = None
     error: OutputError | None = None
     # whether the last output has been given
@@ -37,7 +51,7 @@ class Sequence:
 
     @property
     def name(self) -> str:
-        """Owner of the interval."""
+        """Owner of the blocks."""
         return f"{self.request.id}/{self.index}"
 
     @property
@@ -56,9 +70,15 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
-    def num_places(self) -> int:
-        """Places that the sequence may come to need."""
-        return self.num_prompt_tokens + self.max_tokens
+    def num_to_compute(self) -> int:
+        """Tokens that the next step may compute: none behind the last that may be written."""
+        end = len(self.token_ids) + self.num_pending
+        return 0 if end >= self.num_prompt_tokens + self.max_tokens else end - self.num_computed
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether its prompt is computed."""
+        return self.num_computed >= self.num_prompt_tokens
 
     def push(self, token_id: int, token_bytes: bytes, logprob: TokenLogprob | None) -> None:
         """Append a token that is text; ends the sequence at a stop string or at max_tokens."""
@@ -83,7 +103,9 @@ class Sequence:
         if not (text or token_ids or self.finish_reason):
             return None
         self.is_delivered = self.finish_reason is not None
-        usage = None if self.finish_reason is None else Usage(self.num_prompt_tokens, self.num_output_tokens)
+        usage = None
+        if self.finish_reason is not None:
+            usage = Usage(self.num_prompt_tokens, self.num_output_tokens, self.num_cached or 0)
         return Output(
             self.request.id, self.index, text, token_ids, logprobs, self.finish_reason, usage, error=self.error
         )

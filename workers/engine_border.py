@@ -22,6 +22,8 @@ def to_request(message: Generate) -> Request:
         ),
         grammar=None if grammar is None else EngineGrammar(grammar.type, grammar.value),
         priority=-message.priority,
+        cache_salt=message.cache_salt or message.meta.owner_key_id or "",
+        is_kept=not message.meta.is_forgotten,
     )
 
 

@@ -27,8 +27,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from llm.checkpoints.embedded import NAME as EMBEDDED_NAME
 from llm.checkpoints.embedded import ensure_embedded
-from llm.engine import Engine, load_engine
+from llm.engine import Engine
 from llm.errors import EngineError, RequestRefused
+from llm.load import load_engine
 from llm.request import FinishReason, Output, OutputError
 from media_server.artifacts.store import open_artifacts
 from media_server.errors import ConfigurationError
@@ -239,10 +240,20 @@ class EngineProcess:
         if output.usage is not None:
             finished = self.usages[request_id]
             counts = output.usage
-            finished.append(Usage(prompt_tokens=counts.prompt_tokens, completion_tokens=counts.completion_tokens))
+            finished.append(
+                Usage(
+                    prompt_tokens=counts.prompt_tokens,
+                    completion_tokens=counts.completion_tokens,
+                    cached_tokens=counts.cached_tokens,
+                )
+            )
             if len(finished) == self.outbox.num_answers(request_id):
                 written = sum(part.completion_tokens for part in finished)
-                usage = Usage(prompt_tokens=finished[0].prompt_tokens, completion_tokens=written)
+                # answers that began later share the prompt of the first
+                cached = min(part.cached_tokens for part in finished)
+                usage = Usage(
+                    prompt_tokens=finished[0].prompt_tokens, completion_tokens=written, cached_tokens=cached
+                )
         self.outbox.add(request_id, to_event(output, self.engine.tokenizer, usage))
         self.traces.token(request_id)
         if usage is not None:

@@ -19,7 +19,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from llm.checkpoints.embedded import NAME, ensure_embedded
-from llm.engine import Engine, load_engine
+from llm.engine import Engine
+from llm.load import load_engine
 from llm.request import Grammar, Output, Request, SamplingParams
 from media_server.ids import new_id
 from media_server.models.card import VideoCard, parse_card

@@ -17,12 +17,19 @@ _OBJECTS: dict[tuple[Kind, bool], str] = {
 }
 
 
+class PromptTokensDetails(BaseModel):
+    """How many of the prompt's tokens the engine had read before and did not compute again."""
+
+    cached_tokens: int
+
+
 class UsageObject(BaseModel):
     """Tokens read and written."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class LogprobContent(BaseModel):
@@ -135,7 +142,7 @@ class Answer:
             choice = {"index": index, "text": delta.get("content", ""), "logprobs": _plain_logprobs(logprobs)}
         return self._chunk([{**choice, "finish_reason": finish_reason}])
 
-    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> dict[str, Any]:
+    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
         chunk = {
             "id": self.id,
             "object": _OBJECTS[self.kind, True],
@@ -190,8 +197,13 @@ class Whole:
         return {"index": index, **content, "finish_reason": self.reasons[index]}
 
 
-def _usage(usage: Usage) -> dict[str, int]:
-    return {**usage.model_dump(), "total_tokens": usage.total_tokens}
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
 
 
 def _chat_logprobs(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:

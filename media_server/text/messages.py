@@ -125,6 +125,8 @@ class Generate(_Message):
     grammar: Grammar | None = None
     resume_s: float | None = None
     priority: int = 0
+    # requests of another salt share no cached beginning; None: the owner of the API key is the salt
+    cache_salt: str | None = None
     meta: RequestMeta
 
 
@@ -154,10 +156,11 @@ class TokenLogprob(TokenChoice):
 
 
 class Usage(_Message):
-    """Tokens of a whole request."""
+    """Tokens of a whole request; `cached_tokens` of the prompt came from the engine's prefix cache."""
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:

@@ -11,7 +11,6 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from llm.engine import Engine
-from llm.kv_cache import KvCache
 from llm.model_runner import ModelRunner
 from llm.request import Output
 from llm.scheduler import SchedulerLimits
@@ -32,12 +31,33 @@ _SHARED: dict[str, Any] = {
     # large enough that the likeliest token is far ahead of the second
     "initializer_range": 0.3,
 }
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Llama": {},
     "Qwen3": {},
+    "Qwen3Moe": {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2},
     "Mistral": {"sliding_window": 7},
     "Gemma3Text": {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
+    "Gemma2": {"sliding_window": 6, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 8},
+    "Phi": {"resid_pdrop": 0.0},
     "Phi3": {"resid_pdrop": 0.0},
+    "Glm": {},
+    "GptOss": {"sliding_window": 6, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": _ROPE},
+    "DeepseekV3": {
+        "kv_lora_rank": 24,
+        "q_lora_rank": 20,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 10,
+        "head_dim": 8,
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 16,
+        "n_routed_experts": 4,
+        "n_group": 2,
+        "topk_group": 1,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+    },
 }
 
 
@@ -48,6 +68,10 @@ def tiny_model(architecture: str = "Llama", seed: int = 0, **changes: Any) -> Pr
     torch.manual_seed(seed)
     config = config_class(**{**_SHARED, **ARCHITECTURES.get(architecture, {}), **changes})
     model: PreTrainedModel = model_class(config).eval()
+    for name, parameter in model.named_parameters():
+        # ones and zeros at first: as if they were not there
+        if name.endswith((".sinks", "norm.weight", ".e_score_correction_bias")):
+            torch.nn.init.normal_(parameter.detach(), 0.8, 0.3)
     return model
 
 
@@ -64,7 +88,7 @@ def ll_tokenizer(tokenizer: Tokenizer) -> LLTokenizer:
 @pytest.fixture
 def make_engine(ll_tokenizer: LLTokenizer) -> Callable[..., Engine]:
     def make(model: PreTrainedModel | None = None, kv_tokens: int = 1024, **limits: int) -> Engine:
-        runner = ModelRunner(model or tiny_model(), KvCache(kv_tokens))
+        runner = ModelRunner(model or tiny_model(), kv_tokens)
         return Engine(runner, ll_tokenizer, (EOS,), SchedulerLimits(**limits))
 
     return make

@@ -17,8 +17,8 @@ from llm.checkpoints import embedded
 from llm.checkpoints import gguf as converter
 from llm.checkpoints.embedded import ensure_embedded
 from llm.checkpoints.gguf import convert_gguf
-from llm.engine import load_engine
 from llm.errors import CheckpointError, UnsupportedModel
+from llm.load import load_engine
 from llm.request import Request, SamplingParams
 from tests.llm.embedded import embedded_model
 

@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,9 @@ from llguidance import LLTokenizer
 from torch import Tensor
 
 from llm.engine import Engine
-from llm.kv_cache import KvCache
 from llm.model_runner import ModelRunner
-from llm.request import Request, SamplingParams, TokenLogprob
-from llm.sampling import Draw, sample
+from llm.request import Request, SamplingParams
+from llm.sampling import Draw, Drawn, sample
 from media_server.settings import Settings
 from media_server.text.engine import GRAMMAR_TOO_COMPLEX, AsyncEngineClient, EngineClient, EngineUnavailable, Prompt
 from media_server.text.messages import (
@@ -51,7 +51,7 @@ LIMIT_S = 120.0
 
 def tiny_engine() -> Engine:
     """A random Llama whose tokens are bytes; the same each time."""
-    runner = ModelRunner(tiny_model(max_position_embeddings=4096), KvCache(16384))
+    runner = ModelRunner(tiny_model(max_position_embeddings=4096), 16384)
     tokenizer = LLTokenizer(byte_tokenizer().to_str(), n_vocab=VOCAB_SIZE, eos_token=[EOS])
     return Engine(runner, tokenizer, (EOS,))
 
@@ -191,15 +191,37 @@ def test_several_answers_share_a_stream_and_its_usage(client: EngineClient, star
     assert bytes(drawn[0].bytes).decode("utf-8", "replace") == drawn[0].token
 
 
+def test_a_beginning_is_read_once_for_the_owner_of_a_key_and_for_no_other(
+    client: EngineClient, start: Callable[[], EngineProcess]
+) -> None:
+    start()
+    asked = prompt("req_cached", max_tokens=4)
+
+    def cached_tokens(number: int, **changes: object) -> int:
+        again = replace(asked, id=f"req_cached_{number}", **changes)  # type: ignore[arg-type]
+        usage = read(client, client.submit(again))[-1].usage
+        assert usage is not None
+        return usage.cached_tokens
+
+    # of 20 tokens one block of 16
+    assert cached_tokens(0, owner_key_id="key_a") == 0
+    assert cached_tokens(1, owner_key_id="key_a") == 16
+    assert cached_tokens(2, owner_key_id="key_b") == 0
+    # what is to be forgotten is not kept for the next
+    assert cached_tokens(3, owner_key_id="key_c", is_forgotten=True) == 0
+    assert cached_tokens(4, owner_key_id="key_c") == 0
+
+
 def test_answers_that_fail_in_one_step_end_their_request_and_no_other(
     client: EngineClient, monkeypatch: pytest.MonkeyPatch, start: Callable[[], EngineProcess]
 ) -> None:
     bad_seed = 666
 
-    def sample_or_fail(logits: Tensor, draws: Sequence[Draw]) -> list[tuple[int, TokenLogprob | None] | None]:
-        drawn = sample(logits, draws)
-        failing = [draw.params.seed == bad_seed and draw.position >= 2 for draw in draws]
-        return [None if fails else result for fails, result in zip(failing, drawn, strict=True)]
+    def sample_or_fail(logits: Tensor, draws: Sequence[Draw]) -> Drawn:
+        failing = [row for row, draw in enumerate(draws) if draw.params.seed == bad_seed and draw.position >= 2]
+        broken = logits.clone()
+        broken[failing] = float("nan")
+        return sample(broken, draws)
 
     monkeypatch.setattr("llm.engine.sample", sample_or_fail)
     process = start()

@@ -53,7 +53,12 @@ def test_a_plain_answer_has_openais_shape(service: TextService) -> None:
         }
     ]
     # "<user>say hello\n<assistant>" in bytes
-    assert body["usage"] == {"prompt_tokens": 27, "completion_tokens": 5, "total_tokens": 32}
+    assert body["usage"] == {
+        "prompt_tokens": 27,
+        "completion_tokens": 5,
+        "total_tokens": 32,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     assert abs(body["created"] - time.time()) < 60
     assert "0123456789ab" in body["system_fingerprint"]
     assert service.engine.requests[-1].sampling.max_tokens == 7
