@@ -145,7 +145,7 @@ class KvCache:
         """Memory of all layers."""
         storages = (tensor.untyped_storage() for layer in self._layers for tensor in layer)
         # values of latents are columns of the keys
-        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+        return sum({int(storage.data_ptr()): int(storage.nbytes()) for storage in storages}.values())
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Give keys [P, page, Hkv, D] and values [P, page, Hkv, D'] of a layer; of latents the values are columns."""

@@ -19,9 +19,9 @@ from llm.kv_cache import LayerSpec
 
 def page_latents(model: nn.Module) -> int:
     """Let every DeepSeek-V3 attention of a model store latents; returns how many there are."""
-    modules = [module for module in model.modules() if type(module) is deepseek_v3.DeepseekV3Attention]
+    modules: list[Any] = [module for module in model.modules() if type(module) is deepseek_v3.DeepseekV3Attention]
     for module in modules:
-        module.forward = MethodType(latent_attention, module)  # type: ignore[method-assign]
+        module.forward = MethodType(latent_attention, module)
     return len(modules)
 
 
@@ -50,7 +50,7 @@ def latent_attention(
     q_nope, q_rope = queries.split([nope, rope], dim=-1)
     latent, k_rope = module.kv_a_proj_with_mqa(hidden_states).split([rank, rope], dim=-1)
     latent = module.kv_a_layernorm(latent)
-    rotate = (
+    rotate: Any = (
         deepseek_v3.apply_rotary_pos_emb_interleave
         if module.config.rope_interleave
         else deepseek_v3.apply_rotary_pos_emb

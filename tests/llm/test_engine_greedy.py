@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -212,11 +213,11 @@ def test_a_model_whose_paged_answers_differ_from_its_own_is_refused(
     make_engine: Callable[..., Engine],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = tiny_model()
+    model: Any = tiny_model()
     attention = type(model.model.layers[0].self_attn)
     own = attention.forward
 
-    def with_half_the_scale(self: torch.nn.Module, *args: object, **kwargs: object) -> object:
+    def with_half_the_scale(self: Any, *args: object, **kwargs: object) -> object:
         # as a model might whose code does something only with its own attention
         is_own = self.config._attn_implementation == "eager"
         monkeypatch.setattr(self, "scaling", 8**-0.5 if is_own else 4**-0.5)
