@@ -33,7 +33,7 @@ def test_a_denoiser_that_knows_the_clip_gives_it_back(monkeypatch: pytest.Monkey
         # towards the clean latents, with the words and without
         return (latents - clean.repeat(2, 1, 1, 1, 1)) / (times[:, None, :, None, None] / 1000)
 
-    monkeypatch.setattr(train_decoder.forward, "denoise", velocity)
+    monkeypatch.setattr("video.tiny.forward.denoise", velocity)
     text, empty = torch.ones(3, 5, 8), torch.zeros(5, 8)
     made = roll_out(Straight(), clean, text, empty, KERNELS, generator)
     assert torch.allclose(made, clean, atol=1e-4)
