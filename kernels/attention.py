@@ -226,7 +226,7 @@ def default_config(q: torch.Tensor, sm: tuple[int, int] | None = None) -> Attent
     if q.dtype == torch.float32:
         return AttentionConfig(64, 32, 4, 2, False)
     if sm >= (12, 0):
-        return AttentionConfig(128, 64, 8, 2, True) if head_dim <= 128 else AttentionConfig(64, 32, 4, 2, True)
+        return AttentionConfig(128, 64, 8, 2, True) if head_dim <= 128 else AttentionConfig(64, 32, 8, 2, False)
     hopper = sm >= (9, 0)
     if head_dim > 128:
         return AttentionConfig(128, 64, 8, 2, hopper)

@@ -163,7 +163,9 @@ def default_config(
         return BlockSparseConfig(32, 4, 2, False)
     warps = 8 if block_q == 128 else 4
     if sm >= (12, 0):  # 101,376 B of shared memory a block
-        return BlockSparseConfig(64, warps, 2, True) if q.shape[-1] <= 128 else BlockSparseConfig(32, warps, 1, True)
+        if q.shape[-1] > 128:
+            return BlockSparseConfig(16, 8, 2, False)
+        return BlockSparseConfig(64, 8 if q.shape[-1] > 64 else warps, 2, True)
     hopper = sm >= (9, 0)
     return BlockSparseConfig(min(block_k, 64 if q.shape[-1] > 128 or not hopper else 128), warps, 2, hopper)
 

@@ -139,7 +139,9 @@ def default_backward_config(q: torch.Tensor, sm: tuple[int, int] | None = None) 
     if q.shape[-1] > 128:
         return BackwardConfig(64, 64, 8, 1) if sm < (12, 0) else BackwardConfig(32, 32, 4, 1)
     # two sums of 64 x 128 fill the registers of four warps
-    return BackwardConfig(64, 64, 4 if q.shape[-1] <= 64 else 8, 2 if sm < (12, 0) else 1)
+    if sm >= (12, 0):
+        return BackwardConfig(64, 64, 8, 2) if q.shape[-1] <= 64 else BackwardConfig(32, 32, 4, 2)
+    return BackwardConfig(64, 64, 4 if q.shape[-1] <= 64 else 8, 2)
 
 
 def block_sparse_backward_triton(

@@ -46,6 +46,11 @@ def _tiles(loads: str) -> dict[int, Kinds]:
     return {90: [_kinds("wgmma", loads)], 100: [_kinds("tcgen05", loads)], 120: [_kinds("mma", loads)]}
 
 
+def _by_width(d: int) -> dict[int, Kinds]:
+    """Tensor memory access, but on sm_120 at D 256, where it costs a stack."""
+    return _tiles("tma") | ({120: [DECODE]} if d > 128 else {})
+
+
 def _both(loads: str) -> dict[int, Kinds]:
     return {arch: [*kinds, *kinds] for arch, kinds in _tiles(loads).items()}
 
@@ -168,10 +173,10 @@ DECODE = _kinds("mma", "cp.async")
 NOTHING = _kinds()
 NATIVE = {100: [NOTHING, _kinds("tcgen05", "nvfp4", "cp.async")], 120: [NOTHING, _kinds("mma", "nvfp4", "cp.async")]}
 CASES: tuple[CompileCase, ...] = (
-    *(CompileCase(f"attention, D {d}", _dense(d), _tiles("tma")) for d in attention.HEAD_DIMS),
+    *(CompileCase(f"attention, D {d}", _dense(d), _by_width(d)) for d in attention.HEAD_DIMS),
     CompileCase("attention, causal", _dense(128, causal=True), _tiles("tma")),
     CompileCase("attention, packed", _dense(128, causal=True, is_packed=True), _tiles("cp.async")),
-    *(CompileCase(f"block-sparse attention, tiles of {block}, D {d}", _sparse(d, block), _tiles("tma"))
+    *(CompileCase(f"block-sparse attention, tiles of {block}, D {d}", _sparse(d, block), _by_width(d))
       for d, block in ((128, 128), (128, 64), (64, 128), (256, 128))),
     CompileCase("block-sparse attention, tiles with lengths", _sparse(128, 128, has_lengths=True), _tiles("tma")),
     *(CompileCase(f"block-sparse backward, tiles of {block}, D {d}", _sparse(d, block, is_backward=True),
