@@ -137,7 +137,8 @@ def places(service: Service, words: list[str]) -> list[str]:
     wanted = spellings(words)
     found = []
     for folder in (service.data_dir, temporary_dir(service)):
-        for path in sorted(folder.rglob("*")):
+        # a folder that goes meanwhile is passed over
+        for path in sorted(Path(parent, name) for parent, _, names in os.walk(folder) for name in names):
             # the weights were there before
             if not path.is_file() or MODELS in path.parts[len(folder.parts) :][:1]:
                 continue

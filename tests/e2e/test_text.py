@@ -33,7 +33,13 @@ def test_chat_by_the_openai_package_streams_what_the_plain_answer_says(service: 
     assert [c.finish_reason for chunk in chunks for c in chunk.choices if c.finish_reason] == [
         plain.choices[0].finish_reason
     ]
-    assert chunks[-1].usage == plain.usage
+    told = chunks[-1].usage
+    assert told is not None and told.prompt_tokens_details is not None
+    counts = (plain.usage.prompt_tokens, plain.usage.completion_tokens, plain.usage.total_tokens)
+    assert (told.prompt_tokens, told.completion_tokens, told.total_tokens) == counts
+    # the second to ask finds the beginning that the first left, whole blocks of it
+    cached = told.prompt_tokens_details.cached_tokens
+    assert cached is not None and 0 < cached < told.prompt_tokens and cached % 16 == 0
     assert len(chunks) > 5
 
 
