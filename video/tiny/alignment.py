@@ -38,9 +38,11 @@ class Shown:
         return Shown(self.cover[rows], self.things[rows], self.backdrop[rows])
 
 
-def shown(scenes: Sequence[Scene], num_frames: int, height: int, width: int, device: torch.device) -> Shown:
+def shown(
+    scenes: Sequence[Scene], num_frames: int, height: int, width: int, device: torch.device, start_frame: int = 0
+) -> Shown:
     """Say what each token of the scenes' clips shows; sizes as for `video.tiny.draw.draw`."""
-    cover, _ = covers(scenes, num_frames, height, width, device=device)
+    cover, _ = covers(scenes, num_frames, height, width, device=device, start_frame=start_frame)
     # the first latent frame is one frame: repeat it, so that all are means of four
     cover = torch.cat([cover[:, :, :1].expand(-1, -1, TEMPORAL_FACTOR - 1, -1, -1), cover], dim=2)
     cover = reduce(cover, "n k (f t) (h p) (w q) -> n k (f h w)", "mean", t=TEMPORAL_FACTOR, p=_SIDE, q=_SIDE)

@@ -5,7 +5,8 @@ caption's embedding has zeros after `</s>`, as in the Wan pipelines. A clip of l
 has zeros for its `rest`: between its first and its last frame there is nothing to learn.
 """
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.pool import Pool
 from typing import Any
@@ -59,13 +60,31 @@ class Bucket:
 
 @dataclass
 class Encoded:
-    """The clips of a bucket: latents `[N, 16, F, h, w]`, rest `[N, 16, 1, h, w]`, text `[N, K, L, D]`."""
+    """The clips of a bucket: latents `[N, 16, F, h, w]`, rest `[N, 16, 1, h, w]`, text `[N, K, L, D]`.
+
+    is_late: `[N]` bool, true where a clip begins in the middle of its motion; None: nowhere.
+    """
 
     bucket: Bucket
     latents: Tensor
     rest: Tensor
     text: Tensor
     shown: Shown | None = None
+    is_late: Tensor | None = None
+
+
+def join(parts: Sequence[Encoded]) -> list[Encoded]:
+    """Join the parts of each bucket, which stand one after another; all know what they show. Texts become halves."""
+    joined = []
+    for bucket, group in itertools.groupby(parts, key=lambda part: part.bucket):
+        some = list(group)
+        columns = [torch.cat([getattr(part, name) for part in some]) for name in ("latents", "rest")]
+        columns.append(torch.cat([part.text.half() for part in some]))
+        seen = [part.shown for part in some if part.shown is not None]
+        shown_all = Shown(*(torch.cat([getattr(part, name) for part in seen]) for name in vars(seen[0])))
+        late = torch.cat([part.is_late for part in some if part.is_late is not None])
+        joined.append(Encoded(bucket, columns[0], columns[1], columns[2], shown_all, late))
+    return joined
 
 
 def request(pool: Pool | None, buckets: tuple[Bucket, ...], captions_each: int) -> list[Iterator[bank.Said]]:
@@ -78,7 +97,13 @@ def request(pool: Pool | None, buckets: tuple[Bucket, ...], captions_each: int) 
 
 @torch.no_grad()
 def encode_bucket(
-    bucket: Bucket, said: Iterator[bank.Said], vae: Any, encoder: Any, kernels: Kernels, seconds: float | None
+    bucket: Bucket,
+    said: Iterator[bank.Said],
+    vae: Any,
+    encoder: Any,
+    kernels: Kernels,
+    seconds: float | None,
+    starts: Sequence[int] = (0,),
 ) -> Encoded:
     """Draw and encode clips until the seconds or the bucket's `max_clips` are used up.
 
@@ -88,6 +113,7 @@ def encode_bucket(
         vae, encoder: trained, on one device.
         kernels: compiled or not.
         seconds: wall clock; None for no limit.
+        starts: frames of their motions at which the clips begin, each part of `said` at the next one.
     """
     device = next(vae.parameters()).device
     dtype = kernels.dtype
@@ -102,8 +128,10 @@ def encode_bucket(
     pixels_at_once = 64 * 33 * 96 * 160 if device.type == "cuda" else 8 * 17 * 64 * 96
     clips_at_once = max(1, pixels_at_once // (bucket.num_frames * bucket.height * bucket.width))
     count = 0
-    for part in said:
-        clips = draw(part.scenes, bucket.num_frames, bucket.height, bucket.width, device=device)
+    late: list[Tensor] = []
+    for part, start in zip(said, itertools.cycle(starts), strict=False):
+        clips = draw(part.scenes, bucket.num_frames, bucket.height, bucket.width, device=device, start_frame=start)
+        late.append(torch.full((len(clips),), start > 0, device=device))
         for some in clips.split(clips_at_once):
             encoded, _ = forward.encode(vae, some, kernels, dtype)
             latents.append(((encoded - mean) / std).to(dtype))
@@ -113,7 +141,7 @@ def encode_bucket(
             still = some[:, -TEMPORAL_FACTOR, None].expand(-1, 1 + TEMPORAL_FACTOR, -1, -1, -1)
             resting, _ = forward.encode(vae, still, kernels, dtype)
             rests.append(((resting[:, :, 1:] - mean) / std).to(dtype))
-        seen.append(shown(part.scenes, bucket.num_frames, bucket.height, bucket.width, device))
+        seen.append(shown(part.scenes, bucket.num_frames, bucket.height, bucket.width, device, start))
         rows = torch.from_numpy(part.ids).to(device)
         texts.append(embed(encoder, rows.flatten(0, 1), dtype).unflatten(0, rows.shape[:2]))
         count += len(part.scenes)
@@ -122,7 +150,7 @@ def encode_bucket(
         if limit.progress(count) >= 1:
             break
     all_shown = Shown(*(torch.cat([getattr(part, name) for part in seen]) for name in ("cover", "things", "backdrop")))
-    return Encoded(bucket, torch.cat(latents), torch.cat(rests), torch.cat(texts), all_shown)
+    return Encoded(bucket, torch.cat(latents), torch.cat(rests), torch.cat(texts), all_shown, torch.cat(late))
 
 
 def encode_all(

@@ -24,8 +24,9 @@ from torch import Tensor
 from video.tiny import bank, captions, latents, train_autoencoder, train_text, train_transformer
 from video.tiny.alignment import Shown
 from video.tiny.bank import Said
+from video.tiny.batches import crop_padding
 from video.tiny.forward import Kernels, training_dtype
-from video.tiny.latents import Bucket, Encoded
+from video.tiny.latents import Bucket, Encoded, join
 from video.tiny.model import build_autoencoder, build_text_encoder
 from video.tiny.optim import Budget
 from video.tiny.paths import poses
@@ -44,13 +45,14 @@ CROPS = (Crop("near", 9, 8, 0.6), Crop("near", 17, 4, 0.15), Crop("wide", 17, 2,
 BUCKETS = (
     Bucket(64, 96, 17, 48, share=0.4, late_share=0.1, material=0.2, max_clips=3072),
     Bucket(64, 96, 33, 24, share=0.1, late_share=0.1, material=0.1, max_clips=512),
-    Bucket(96, 160, 17, 12, share=0.25, late_share=0.4, material=0.4, max_clips=2048),
+    Bucket(96, 160, 17, 12, share=0.15, late_share=0.4, material=0.4, max_clips=2048),
     Bucket(96, 160, 33, 6, share=0.05, late_share=0.15, material=0.3, max_clips=512),
     # shapes cost a fifth here of what they cost in a clip of one second
-    Bucket(96, 160, 1, 48, share=0.35, late_share=0.15, material=0.1, max_clips=8192),
-    Bucket(96, 160, 5, 24, share=0.35, late_share=0.3, material=0.2, max_clips=4096),
+    Bucket(96, 160, 1, 48, share=0.55, late_share=0.2, material=0.1, max_clips=8192),
+    Bucket(96, 160, 5, 24, share=0.25, late_share=0.25, material=0.2, max_clips=4096),
 )
 CAPTIONS_EACH = 6
+LATE = (8, 16, 32)  # frames into a motion at which a clip that goes on from another may begin
 DEVICE = torch.device("cpu")
 
 
@@ -170,29 +172,38 @@ def encode(args: argparse.Namespace) -> None:
     for index, bucket in enumerate(BUCKETS):
         if args.sizes and bucket.name not in args.sizes:
             continue
-        said = taught_scenes("train", args.first_seed + 1_000_000 * index, bucket.max_clips, CAPTIONS_EACH)
-        made = latents.encode_bucket(bucket, said, vae, encoder, Kernels(dtype=training_dtype(DEVICE)), None)
+        said = taught_scenes(
+            "train", args.first_seed + 1_000_000 * index, args.clips or bucket.max_clips, CAPTIONS_EACH
+        )
+        kernels = Kernels(dtype=training_dtype(DEVICE))
+        made = latents.encode_bucket(bucket, said, vae, encoder, kernels, None, LATE if args.late else (0,))
         path = args.out / f"encoded-{bucket.name}-{args.first_seed}.pt"
         assert made.shown is not None
-        torch.save({"latents": made.latents, "rest": made.rest, "text": made.text} | vars(made.shown), path)
+        kept = {"latents": made.latents, "rest": made.rest, "text": made.text, "is_late": made.is_late}
+        torch.save(kept | vars(made.shown), path)
         log.write("encoded", bucket=bucket.name, clips=len(made.latents))
 
 
 def transformer(args: argparse.Namespace) -> None:
     """Train the denoiser for `args.seconds` on the chosen sizes of what is encoded."""
-    material = []
+    parts: list[Encoded] = []
     for bucket in BUCKETS:
         if args.sizes and bucket.name not in args.sizes:
             continue
         files = sorted(args.out.glob(f"encoded-{bucket.name}-*.pt"))
-        parts = [torch.load(path, weights_only=True, mmap=True) for path in files]
-        if not parts:
+        if not files:
             raise FileNotFoundError(f"train_small: no encoded-{bucket.name}-*.pt in {args.out}; run `encode` first")
-        joined = parts[0] if len(parts) == 1 else {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
-        seen = Shown(*(joined.pop(name) for name in ("cover", "things", "backdrop")))
-        material.append(Encoded(bucket, **joined, shown=seen))
+        for path in files:
+            kept = torch.load(path, weights_only=True, mmap=True)
+            seen = Shown(*(kept.pop(name) for name in ("cover", "things", "backdrop")))
+            kept.setdefault("is_late", torch.zeros(len(kept["latents"]), dtype=torch.bool))
+            parts.append(Encoded(bucket, **kept, shown=seen))
     encoder = build_text_encoder(len(captions.WORDS) + 3).eval()
     encoder.load_state_dict(load_weights(args.out, "text")[0])
+    # padding goes first: most of what was kept is padding, and joining copies it
+    parts, empty = crop_padding(parts, train_transformer.empty_text(encoder, DEVICE))
+    material = join(parts)
+    parts.clear()
     model = train_transformer.fresh_transformer(args.seed, **TRANSFORMER)
     if args.start is not None:
         model.load_state_dict(load_weights(args.start, "transformer")[0])
@@ -200,7 +211,7 @@ def transformer(args: argparse.Namespace) -> None:
     train_transformer.train(
         model,
         material,
-        train_transformer.empty_text(encoder, DEVICE),
+        empty,
         Budget(seconds=args.seconds),
         args.out,
         Log(args.out / "log.jsonl"),
@@ -209,6 +220,8 @@ def transformer(args: argparse.Namespace) -> None:
         learning_rate=args.rate,
         causal_share=args.causal_share,
         align=args.align,
+        near_share=args.near_share,
+        noise_shift=args.noise_shift,
         log_every=20,
         save_every=200,
         weights_every_s=300.0,
@@ -238,6 +251,10 @@ def main() -> None:
     )
     parser.add_argument("--causal-share", type=float, default=0.1)
     parser.add_argument("--align", type=float, default=0.1, help="weight of the probe's loss (video.tiny.alignment)")
+    parser.add_argument("--near-share", type=float, default=0.0, help="share of windows around things, early")
+    parser.add_argument("--noise-shift", type=float, default=1.0, help="times the shift of the noise levels")
+    parser.add_argument("--late", action="store_true", help="encode clips that begin in the middle of their motions")
+    parser.add_argument("--clips", type=int, help="clips of a size to encode, if not as many as there should be")
     parser.add_argument("--compile", action="store_true", help="compile the blocks; needs a C++ compiler")
     parser.add_argument("--from", dest="start", type=Path, help="folder whose weights the stage starts from")
     parser.add_argument("--resume", action="store_true")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from video.tiny import bank, captions, forward
 from video.tiny.alignment import Probe
-from video.tiny.batches import Batch, causal_mask, choose, crop_padding, draw_batch
+from video.tiny.batches import LONGEST_NEAR, Batch, causal_mask, choose, crop_padding, draw_batch
 from video.tiny.forward import Kernels
 from video.tiny.latents import Bucket, Encoded, encode_all, request
 from video.tiny.model import TRANSFORMER, build_autoencoder, build_text_encoder, build_transformer
@@ -60,6 +60,8 @@ def train(
     learning_rate: float = 2e-3,
     causal_share: float = 0.15,
     align: float = 0.0,
+    near_share: float = 0.0,
+    noise_shift: float = 1.0,
     log_every: int = 50,
     save_every: int | None = None,
     weights_every_s: float = 60.0,
@@ -79,6 +81,9 @@ def train(
         learning_rate: peak.
         causal_share: share of the steps whose attention is causal over latent frames.
         align: weight of the probe's loss (`video.tiny.alignment`) over the first half; it is gone after three quarters.
+        near_share: share of the steps on the shortest clips that see windows around things alone (`batches.near`);
+            it is gone over the last third.
+        noise_shift: times the shift of the noise levels.
         log_every, save_every: in steps; a state is written only where `save_every` is given.
         weights_every_s: seconds between writings of the averaged weights.
         resume: continue from the state in `out`.
@@ -104,11 +109,16 @@ def train(
     while (progress := peers.agree(budget.progress(step))) < 1:
         # all processes take the same size of clip, each its own clips
         choice = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        draws = torch.rand(2, generator=choice).tolist()
+        draws = torch.rand(3, generator=choice).tolist()
         encoded = choose(material, draws[0], progress)
         mask = masks[encoded.bucket.name] if draws[1] < causal_share else None
         generator.manual_seed(seed * 1_000_003 + step + 500_009 * peers.rank)
-        batch = draw_batch(encoded, empty, mask, generator)
+        is_near = (
+            mask is None
+            and encoded.bucket.latent_frames <= LONGEST_NEAR
+            and draws[2] < near_share * min(max(4 - 4.5 * progress, 0.0), 1.0)
+        )
+        batch = draw_batch(encoded, empty, mask, generator, is_near=is_near, noise_shift=noise_shift)
         weight = align * min(max(3 - 4 * progress, 0.0), 1.0)
         loss, aligned = flow_and_probe_loss(model, batch, kernels, dtype, probe if weight > 0 else None)
         (loss + weight * aligned).backward()
@@ -154,7 +164,7 @@ def flow_and_probe_loss(
 ) -> tuple[Tensor, Tensor]:
     """Return `flow_loss` and the probe's loss on the hidden state in the middle, 0 without a probe."""
     middle = len(model.blocks) // 2 - 1  # type: ignore[arg-type]
-    taps = {middle: batch.clean}
+    taps = {middle: batch.clean} if probe is not None else {}
     sigmas = batch.sigmas[:, None, :, None, None]
     noisy = torch.lerp(batch.clean, batch.noise, sigmas)
     velocity = forward.denoise(
