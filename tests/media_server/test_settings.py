@@ -173,3 +173,18 @@ def test_two_video_models_in_one_pool_are_refused(monkeypatch: pytest.MonkeyPatc
     texts = [{"name": name, "kind": "text"} for name in ("a", "b")]
     monkeypatch.setenv("MEDIA_SERVER_MODELS", json.dumps(texts))
     assert len(load_settings().models) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ("redis://:p@host/0", "redis://:p@host/0"),
+        ("rediss://:p@host/0", "rediss://:p@host/0?ssl_cert_reqs=required"),
+        ("rediss://host/0?ssl_ca_certs=/a.pem", "rediss://host/0?ssl_ca_certs=/a.pem&ssl_cert_reqs=required"),
+        ("rediss://host/0?ssl_cert_reqs=none", "rediss://host/0?ssl_cert_reqs=none"),
+    ],
+)
+def test_a_certificate_of_the_broker_is_verified_unless_the_url_says_otherwise(given: str, used: str) -> None:
+    settings = load_settings(broker_url=given)
+    assert settings.broker == used
+    assert settings.redis_url == given
