@@ -1,226 +1,177 @@
-"""What `gpu_check` runs: for each op real sizes, a few launch configurations, torch's own ways, a reference in fp64."""
+"""What `gpu_check` runs: for each op real sizes, a few launch configurations, torch's own ways, a reference in fp64.
 
-from collections.abc import Callable
+The launch that the card takes by itself comes first, then others to compare it with; what a card has no room for is
+refused by it and not counted. The most valuable checks come first. `SMALL_CASES` are of all kernels at sizes that a
+checker of memory or an interpreter gets through.
+"""
+
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kernels.attention import AttentionConfig, attention_reference, attention_triton
-from kernels.block_selection import pool_blocks_triton, select_blocks
-from kernels.block_sparse_attention import BlockSparseConfig, block_sparse_attention_triton
-from kernels.gpu_case import Case, Inputs, randn
-from kernels.gpu_cases_rows import ROW_CASES
-from kernels.gpu_cases_sampling import SAMPLING_CASES
-from kernels.paged_attention import PagedConfig, paged_attention_reference, paged_attention_triton
-from kernels.quantization.nvfp4 import (
-    GemmConfig,
-    GemvConfig,
-    NVFP4Tensor,
-    dequantize_nvfp4,
-    nvfp4_linear_triton,
-    quantize_nvfp4,
+from kernels import attention, block_sparse_attention, block_sparse_backward
+from kernels.attention import AttentionConfig
+from kernels.block_sparse_attention import BlockSparseConfig
+from kernels.block_sparse_backward import BackwardConfig
+from kernels.gpu_case import Case, with_default
+from kernels.gpu_cases_attention import dense_case, packed_case, select_case, sparse_case
+from kernels.gpu_cases_backward import dense_backward_case, sparse_backward_case
+from kernels.gpu_cases_decode import decode_case, mixed_case, paged_case
+from kernels.gpu_cases_quantized import fp8_case, nvfp4_case, quantize_case, w4a4_case
+from kernels.gpu_cases_rows import (
+    ROW_CASES,
+    gelu_case,
+    head_norm_case,
+    kv_store_case,
+    layer_norm_case,
+    norm_case,
+    rotary_3d_case,
+    rotary_case,
+    silu_mul_case,
+    tile_case,
 )
-from kernels.rms_norm import rms_norm_reference, rms_norm_triton
+from kernels.gpu_cases_sampling import SAMPLING_CASES, sampling_case, spec_accept_case
+from kernels.paged_attention import PagedConfig
+from kernels.quantization.nvfp4 import GemmConfig, GemvConfig
+from kernels.quantization.nvfp4_w4a4 import W4A4Config, default_w4a4_config
 
 WAN_480P_TOKENS, WAN_HEADS = 32_760, 12
-SAMPLED_ROWS = 128
+Capability = tuple[int, int]
 
 
-def _sdpa(backend: SDPBackend, causal: bool) -> Callable[[Inputs], torch.Tensor]:
-    def run(x: Inputs) -> torch.Tensor:
-        with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(x["q"], x["k"], x["v"], is_causal=causal,
-                                                  enable_gqa=x["q"].shape[1] != x["k"].shape[1])
-
-    return run
-
-
-def dense_case(
-    name: str, batch: int, heads: int, kv_heads: int, n: int, head_dim: int, causal: bool, configs: tuple[Any, ...]
-) -> Case:
-    def make(device: torch.device, filled: bool) -> Inputs:
-        q = randn(batch, heads, n, head_dim, device=device, filled=filled)
-        k, v = (randn(batch, kv_heads, n, head_dim, device=device, filled=filled) for _ in range(2))
-        rows = torch.randint(0, n, (SAMPLED_ROWS,), device=device).sort().values
-        rows[0], rows[-1] = 0, n - 1
-        return {"q": q, "k": k, "v": v, "rows": rows}
-
-    def reference(x: Inputs) -> torch.Tensor:
-        if not causal:
-            return attention_reference(x["q"][:1, :, x["rows"]].double(), x["k"][:1].double(), x["v"][:1].double())[0]
-        out = [attention_reference(x["q"][:1, :, r : r + 1].double(), x["k"][:1, :, : r + 1].double(),
-                                   x["v"][:1, :, : r + 1].double())[0] for r in x["rows"].tolist()]
-        return torch.cat(out, 2)
-
-    peers = {"flash": _sdpa(SDPBackend.FLASH_ATTENTION, causal), "cudnn": _sdpa(SDPBackend.CUDNN_ATTENTION, causal)}
-    return Case(
-        name, f"B{batch} H{heads}/{kv_heads} N{n} D{head_dim}{' causal' if causal else ''}", make,
-        lambda x, c: attention_triton(x["q"], x["k"], x["v"], causal=causal, scale=head_dim**-0.5, config=c),
-        configs, reference, lambda x, out: (out[0] if isinstance(out, tuple) else out)[:1, :, x["rows"]], peers,
-        4.0 * batch * heads * n * n * head_dim * (0.5 if causal else 1.0),
-        2.0 * batch * n * head_dim * (2 * heads + 2 * kv_heads))
-
-
-def sparse_case(name: str, heads: int, n: int, block: int, density: float, configs: tuple[Any, ...]) -> Case:
-    head_dim = 128
-    blocks = -(-n // block)
-    chosen = round(blocks * density)
-
-    def make(device: torch.device, filled: bool) -> Inputs:
-        q, k, v = (randn(1, heads, n, head_dim, device=device, filled=filled) for _ in range(3))
-        if not filled:
-            indices = torch.empty(1, heads, blocks, chosen, dtype=torch.int32, device=device)
-            counts = torch.empty(1, heads, blocks, dtype=torch.int32, device=device)
-        else:
-            forced = torch.zeros(blocks, dtype=torch.bool, device=device)
-            forced[-1] = True  # the ragged last block in every list
-            scores = torch.rand(1, heads, blocks, blocks, device=device)
-            indices, counts = select_blocks(scores, chosen, forced=forced)
-        return {"q": q, "k": k, "v": v, "indices": indices, "counts": counts}
-
-    def picked(x: Inputs, out: Any) -> torch.Tensor:
-        tensor: torch.Tensor = out[0] if isinstance(out, tuple) else out
-        return torch.cat([tensor[:, :, b * block : min((b + 1) * block, n)] for b in (0, blocks // 2, blocks - 1)], 2)
-
-    def reference(x: Inputs) -> torch.Tensor:
-        parts = []
-        for b in (0, blocks // 2, blocks - 1):
-            ids = x["indices"][0, :, b].long()
-            tokens = (ids[..., None] * block + torch.arange(block, device=ids.device)).flatten(1)
-            is_key = (tokens < n)[:, None, :]
-            tokens = tokens.clamp(max=n - 1)[..., None].expand(-1, -1, head_dim)
-            k, v = (x[name][0].gather(1, tokens).double() for name in ("k", "v"))
-            q = x["q"][0, :, b * block : min((b + 1) * block, n)].double()
-            scores = (q @ k.transpose(1, 2) * head_dim**-0.5).masked_fill(~is_key, float("-inf"))
-            parts.append(torch.softmax(scores, -1) @ v)
-        return torch.cat(parts, 1)[None]
-
-    return Case(
-        name, f"H{heads} N{n} D{head_dim}, {chosen} of {blocks} blocks of {block}", make,
-        lambda x, c: block_sparse_attention_triton(x["q"], x["k"], x["v"], x["indices"], x["counts"], block_q=block,
-                                                   block_k=block, scale=head_dim**-0.5, config=c),
-        configs, reference, picked, {}, 4.0 * heads * n * chosen * block * head_dim, 2.0 * n * head_dim * 4 * heads,
-        peers_of="dense Wan 480p")
+def cases(sm: Capability) -> tuple[Case, ...]:
+    """Return the checks of a card of compute capability sm, the most valuable first."""
+    wan = (WAN_HEADS, WAN_480P_TOKENS)
+    return (
+        dense_case("dense Wan 480p", 1, WAN_HEADS, WAN_HEADS, WAN_480P_TOKENS, 128, False, _dense(
+            128, sm, AttentionConfig(128, 128, 8, 2, True), AttentionConfig(128, 64, 8, 2, True, 128),
+            AttentionConfig(64, 64, 4, 2, True), AttentionConfig(128, 64, 8, 3, True),
+            AttentionConfig(64, 128, 4, 2, True), AttentionConfig(128, 128, 8, 3, True),
+            AttentionConfig(128, 64, 8, 3, False))),
+        sparse_case("sparse Wan 480p, 128", *wan, 128, 0.125, _sparse(
+            128, sm, BlockSparseConfig(128, 8, 2, True), BlockSparseConfig(64, 8, 2, True, 128),
+            BlockSparseConfig(64, 8, 3, True), BlockSparseConfig(64, 8, 2, False)), peers_of="dense Wan 480p"),
+        sparse_case("sparse Wan 480p, 64", *wan, 64, 0.125, _sparse(
+            64, sm, BlockSparseConfig(64, 4, 2, True), BlockSparseConfig(64, 4, 3, True),
+            BlockSparseConfig(64, 4, 3, False)), peers_of="dense Wan 480p"),
+        decode_case("decode B64, page 64", 64, 4096, 64, (
+            PagedConfig(64, 4, 3, 4), PagedConfig(64, 4, 5, 4), PagedConfig(64, 4, 5, 2), PagedConfig(128, 8, 2, 4))),
+        nvfp4_case("NVFP4 GEMV 14336x4096", 1, 14336, 4096, 8, (
+            GemvConfig(8, 2048, 4, 1), GemvConfig(4, 4096, 4, 1), GemvConfig(8, 4096, 8, 1), GemvConfig(4, 2048, 4, 1),
+            GemvConfig(8, 1024, 4, 1), GemvConfig(4, 1024, 2, 1), GemmConfig(16, 32, 256, 4, 4))),
+        *(dense_case(f"dense D{d} causal", 1, 8, 2, 4000, d, True, _dense(
+            d, sm, AttentionConfig(128, 64, 8, 2, d in (64, 256)))) for d in (64, 80, 96, 256)),
+        *_backward_cases(sm),
+        decode_case("decode B1, page 16", 1, 32768, 16, (PagedConfig(64, 4, 3, 64), PagedConfig(64, 4, 5, 64))),
+        nvfp4_case("NVFP4 GEMV 4096x4096", 1, 4096, 4096, 32, (
+            GemvConfig(8, 2048, 4, 1), GemvConfig(4, 4096, 4, 1), GemvConfig(4, 2048, 4, 1),
+            GemvConfig(2, 4096, 4, 1))),
+        nvfp4_case("NVFP4 GEMM M2048", 2048, 14336, 4096, 2, (
+            GemmConfig(128, 128, 64, 8, 3), GemmConfig(128, 256, 64, 8, 3))),
+        nvfp4_case("NVFP4 M16", 16, 14336, 4096, 8, (GemmConfig(16, 64, 128, 4, 3), GemmConfig(16, 32, 256, 4, 4))),
+        select_case("scores and top-k, 128", WAN_HEADS, WAN_480P_TOKENS, 128),
+        dense_case("causal GQA 8192", 2, 32, 8, 8192, 128, True, _dense(
+            128, sm, AttentionConfig(128, 128, 8, 2, True), AttentionConfig(128, 64, 8, 3, True))),
+        packed_case("packed 8192", (4096, 1, 0, 777, 3318), 32, 8, 128, _dense(
+            128, sm, AttentionConfig(128, 64, 8, 3, False))),
+        *ROW_CASES,
+        *SAMPLING_CASES,
+        *_decode_cases(),
+        *(_w4a4_cases(sm) if sm >= (10, 0) else ()),
+    )
 
 
-def select_case(name: str, heads: int, n: int, block: int) -> Case:
-    def make(device: torch.device, filled: bool) -> Inputs:
-        return {name: randn(1, heads, n, 128, device=device, filled=filled) for name in ("q", "k")}
-
-    def launch(x: Inputs, c: Any) -> Any:
-        scores = pool_blocks_triton(x["q"], block) @ pool_blocks_triton(x["k"], block).transpose(-1, -2)
-        return scores, *select_blocks(scores, scores.shape[-1] // 8)
-
-    def reference(x: Inputs) -> torch.Tensor:
-        blocks = -(-n // block)
-        sizes = (n - torch.arange(blocks, device=x["q"].device) * block).clamp(max=block)[:, None]
-        q, k = (F.pad(x[t], (0, 0, 0, blocks * block - n)).unflatten(2, (blocks, block)).sum(3, dtype=torch.float64)
-                / sizes for t in ("q", "k"))
-        scores: torch.Tensor = q @ k.transpose(-1, -2)
-        return scores
-
-    return Case(name, f"H{heads} N{n} D128 blocks of {block}", make, launch, (None,), reference,
-                lambda x, out: out[0], {}, 0.0, 2.0 * 2 * heads * n * 128)
+def _like(d: int) -> torch.Tensor:
+    return torch.empty(1, 1, 1, d, dtype=torch.bfloat16)
 
 
-def decode_case(name: str, batch: int, context: int, page: int, configs: tuple[Any, ...]) -> Case:
-    heads, kv_heads, head_dim = 32, 8, 128
-    pages = context // page
-
-    def make(device: torch.device, filled: bool) -> Inputs:
-        k, v = (randn(batch * pages, page, kv_heads, head_dim, device=device, filled=filled) for _ in range(2))
-        table = torch.randperm(batch * pages, device=device).view(batch, pages).int()
-        lengths = torch.full((batch,), context, dtype=torch.int32, device=device)
-        q = randn(batch, heads, head_dim, device=device, filled=filled)
-        # the same keys in the order that torch wants, no pages: a bound for what torch could do
-        dense_k, dense_v = (x[table].view(batch, context, kv_heads, head_dim).transpose(1, 2) if filled else x
-                            for x in (k, v))
-        return {"q": q, "k": k, "v": v, "table": table, "lengths": lengths, "dense_k": dense_k, "dense_v": dense_v}
-
-    def reference(x: Inputs) -> torch.Tensor:
-        return paged_attention_reference(x["q"][:2].double(), x["k"], x["v"], x["table"][:2], x["lengths"][:2],
-                                         scale=head_dim**-0.5, window=None)
-
-    def contiguous_sdpa(x: Inputs) -> torch.Tensor:
-        q = x["q"][:, :, None]
-        return F.scaled_dot_product_attention(q, x["dense_k"], x["dense_v"], enable_gqa=True).squeeze(2)
-
-    return Case(
-        name, f"B{batch} H{heads}/{kv_heads} D{head_dim} context {context} page {page}", make,
-        lambda x, c: paged_attention_triton(x["q"], x["k"], x["v"], x["table"], x["lengths"], scale=head_dim**-0.5,
-                                            window=None, config=c),
-        configs, reference, lambda x, out: out[:2], {"sdpa contiguous": contiguous_sdpa},
-        4.0 * batch * heads * context * head_dim,
-        4.0 * batch * context * kv_heads * head_dim, lambda x: [x, {**x, "q": x["q"].clone()}])
+def _dense(d: int, sm: Capability, *others: AttentionConfig) -> tuple[Any, ...]:
+    return with_default(attention.default_config(_like(d), sm), *others)
 
 
-def _nvfp4_inputs(m: int, n: int, k: int, copies: int, device: torch.device, filled: bool) -> Inputs:
-    if not filled:
-        weight = NVFP4Tensor(torch.empty(n, k // 2, dtype=torch.uint8), torch.empty(n, k // 16).to(torch.float8_e4m3fn),
-                             torch.ones(()))
-        return {"x": torch.empty(m, k, dtype=torch.bfloat16), "weights": [weight]}
-    weights = [quantize_nvfp4(torch.randn(n, k, device=device)) for _ in range(copies)]
-    return {"x": randn(m, k, device=device, filled=True), "weights": weights,
-            "dense": [dequantize_nvfp4(w, torch.bfloat16) for w in weights]}
+def _sparse(block: int, sm: Capability, *others: BlockSparseConfig) -> tuple[Any, ...]:
+    return with_default(block_sparse_attention.default_config(_like(128), block, block, sm), *others)
 
 
-def nvfp4_case(name: str, m: int, n: int, k: int, copies: int, configs: tuple[Any, ...]) -> Case:
-    def launch(x: Inputs, c: Any) -> torch.Tensor:
-        kind = "gemv" if isinstance(c, GemvConfig) else "gemm"
-        return nvfp4_linear_triton(x["x"], x["weights"][0], **{kind: c})
-
-    return Case(
-        name, f"M{m} N{n} K{k}", lambda device, filled: _nvfp4_inputs(m, n, k, copies, device, filled), launch, configs,
-        lambda x: x["x"][:256].double() @ dequantize_nvfp4(x["weights"][0], torch.float64).t(),
-        lambda x, out: out[:256], {"bf16 linear": lambda x: F.linear(x["x"], x["dense"][0])}, 2.0 * m * n * k,
-        n * k * 0.5625 + 2.0 * m * (n + k),
-        lambda x: [{"x": x["x"], "weights": [w], "dense": [d]}
-                   for w, d in zip(x["weights"], x["dense"], strict=True)])
+def _backward(d: int, sm: Capability, *others: BackwardConfig) -> tuple[Any, ...]:
+    return with_default(block_sparse_backward.default_backward_config(_like(d), sm), *others)
 
 
-def norm_case(name: str, rows: int, width: int) -> Case:
-    def make(device: torch.device, filled: bool) -> Inputs:
-        return {"x": randn(rows, width, device=device, filled=filled),
-                "weight": randn(width, device=device, filled=filled)}
+def _backward_cases(sm: Capability) -> tuple[Case, ...]:
+    wan = (WAN_HEADS, WAN_480P_TOKENS)
+    return (
+        dense_backward_case("dense Wan 480p, gradients", WAN_HEADS, WAN_HEADS, WAN_480P_TOKENS, 128, False),
+        sparse_backward_case("sparse Wan 480p, 128, gradients", *wan, 128, 0.125, 128, _backward(
+            128, sm, BackwardConfig(64, 64, 8, 3), BackwardConfig(64, 64, 4, 2), BackwardConfig(64, 128, 8, 2)),
+            peers_of="dense Wan 480p, gradients"),
+        sparse_backward_case("sparse Wan 480p, 64, gradients", *wan, 64, 0.125, 128, _backward(128, sm),
+                             peers_of="dense Wan 480p, gradients"),
+        *(sparse_backward_case(f"sparse D{d}, gradients", 4, 4000, 128, 0.25, d, _backward(d, sm))
+          for d in (64, 80, 96, 256)),
+        dense_backward_case("causal GQA 8192, gradients", 32, 8, 8192, 128, True),
+    )
 
-    return Case(
-        name, f"{rows} x {width}", make, lambda x, c: rms_norm_triton(x["x"], x["weight"], None, 1e-6)[0], (None,),
-        lambda x: rms_norm_reference(x["x"][:512].double(), x["weight"].double(), None, 1e-6)[0],
-        lambda x, out: out[:512], {"F.rms_norm": lambda x: F.rms_norm(x["x"], (width,), x["weight"], 1e-6)},
-        0.0, 4.0 * rows * width)
+
+def _decode_cases() -> tuple[Case, ...]:
+    return (
+        paged_case("decode fp8 B64", 64, 1, 4096, (PagedConfig(64, 4, 3, 4, 16), PagedConfig(64, 4, 5, 4, 16)),
+                   fp8=True),
+        paged_case("prefill chunk 2048 of 8192", 1, 2048, 8192, (
+            PagedConfig(64, 8, 2, 1, 64), PagedConfig(64, 4, 2, 1, 64), PagedConfig(64, 8, 3, 1, 64))),
+        mixed_case("mixed batch", (512, *[1] * 30, 0, 1, 7), (2048, *range(100, 3100, 100), 0, 1, 7), (
+            PagedConfig(64, 4, 3, 2, 32), PagedConfig(64, 4, 2, 1, 64))),
+        paged_case("latents B32", 32, 1, 4096, (PagedConfig(32, 8, 2, 4, 16), PagedConfig(16, 4, 2, 4, 16)),
+                   heads=128, kv_heads=1, d=576, dv=512),
+        paged_case("verify tree of 16, B16", 16, 16, 4096, (
+            PagedConfig(64, 8, 2, 4, 64), PagedConfig(32, 4, 3, 4, 32)), tree=True),
+        paged_case("decode invariant B64", 64, 1, 4096, (PagedConfig(64, 4, 3, None, 16, 1024),)),
+        paged_case("decode window, sinks, soft cap", 64, 1, 4096, (PagedConfig(64, 4, 3, 2, 16),), window=1024,
+                   sinks=True, soft_cap=30.0),
+        fp8_case("FP8 M2048 per channel", 2048, 14336, 4096, "channel"),
+        fp8_case("FP8 M16 per tensor", 16, 14336, 4096, "tensor"),
+        quantize_case("NVFP4 activations 2048x4096", 2048, 4096),
+    )
 
 
-CASES: tuple[Case, ...] = (
-    dense_case("dense Wan 480p", 1, WAN_HEADS, WAN_HEADS, WAN_480P_TOKENS, 128, False, (
-        AttentionConfig(128, 128, 8, 2, True), AttentionConfig(128, 64, 8, 2, True, 128),
-        AttentionConfig(64, 64, 4, 2, True), AttentionConfig(128, 64, 8, 3, True),
-        AttentionConfig(64, 128, 4, 2, True), AttentionConfig(128, 128, 8, 3, True),
-        AttentionConfig(128, 64, 8, 3, False))),
-    sparse_case("sparse Wan 480p, 128", WAN_HEADS, WAN_480P_TOKENS, 128, 0.125, (
-        BlockSparseConfig(128, 8, 2, True), BlockSparseConfig(64, 8, 2, True, 128), BlockSparseConfig(64, 8, 3, True),
-        BlockSparseConfig(64, 8, 2, False))),
-    sparse_case("sparse Wan 480p, 64", WAN_HEADS, WAN_480P_TOKENS, 64, 0.125, (
-        BlockSparseConfig(64, 4, 2, True), BlockSparseConfig(64, 4, 3, True), BlockSparseConfig(64, 4, 3, False))),
-    decode_case("decode B64, page 64", 64, 4096, 64, (
-        PagedConfig(64, 4, 5, 4), PagedConfig(64, 4, 3, 4), PagedConfig(64, 4, 5, 2), PagedConfig(128, 8, 2, 4))),
-    nvfp4_case("NVFP4 GEMV 14336x4096", 1, 14336, 4096, 8, (
-        GemvConfig(8, 2048, 4, 1), GemvConfig(4, 4096, 4, 1), GemvConfig(8, 4096, 8, 1), GemvConfig(4, 2048, 4, 1),
-        GemvConfig(8, 1024, 4, 1), GemvConfig(4, 1024, 2, 1), GemmConfig(16, 32, 256, 4, 4))),
-    norm_case("RMS norm 32760x1536", WAN_480P_TOKENS, 1536),
-    norm_case("RMS norm 32760x4096", WAN_480P_TOKENS, 4096),
-    decode_case("decode B1, page 16", 1, 32768, 16, (PagedConfig(64, 4, 5, 64), PagedConfig(64, 4, 3, 64))),
-    nvfp4_case("NVFP4 GEMV 4096x4096", 1, 4096, 4096, 16, (
-        GemvConfig(4, 4096, 4, 1), GemvConfig(4, 2048, 4, 1), GemvConfig(2, 4096, 4, 1))),
-    nvfp4_case("NVFP4 GEMM M2048", 2048, 14336, 4096, 2, (
-        GemmConfig(128, 128, 64, 8, 3), GemmConfig(128, 256, 64, 8, 3))),
-    nvfp4_case("NVFP4 M16", 16, 14336, 4096, 8, (GemmConfig(16, 64, 128, 4, 3), GemmConfig(16, 32, 256, 4, 4))),
-    select_case("scores and top-k, 128", WAN_HEADS, WAN_480P_TOKENS, 128),
-    dense_case("causal GQA 8192", 2, 32, 8, 8192, 128, True, (
-        AttentionConfig(128, 128, 8, 2, True), AttentionConfig(128, 64, 8, 3, True))),
-    *ROW_CASES,
-    *SAMPLING_CASES,
-    *(dense_case(f"dense D{d} causal", 1, 8, 2, 4000, d, True, (AttentionConfig(128, 64, 8, 2, d in (64, 256)),))
-      for d in (64, 80, 96, 256)),
+def _w4a4_cases(sm: Capability) -> tuple[Case, ...]:
+    # 12.0 has less than half of 10.0's shared memory: its own launches alone
+    others = (W4A4Config(128, 256, 256, 8, 3, False),) if sm < (12, 0) else (W4A4Config(64, 128, 128, 4, 2, False),)
+    return (
+        w4a4_case("W4A4 M16", 16, 14336, 4096, (default_w4a4_config(16, True, sm),)),
+        w4a4_case("W4A4 M2048", 2048, 14336, 4096, with_default(default_w4a4_config(2048, True, sm), *others)),
+    )
+
+
+SMALL_CASES: tuple[Case, ...] = (
+    dense_case("dense", 1, 2, 1, 200, 64, False, (AttentionConfig(128, 128, 4, 2, True),)),
+    dense_case("causal", 1, 2, 1, 200, 64, True, (AttentionConfig(128, 128, 4, 2, False),)),
+    packed_case("packed", (70, 0, 1, 60), 2, 1, 64, (AttentionConfig(64, 64, 4, 2, False),)),
+    sparse_case("sparse", 1, 900, 128, 0.25, (BlockSparseConfig(128, 4, 2, True),)),
+    sparse_backward_case("sparse, gradients", 1, 200, 64, 0.5, 64, (BackwardConfig(64, 64, 4, 1),)),
+    dense_backward_case("dense, gradients", 2, 1, 150, 64, True),
+    select_case("select", 1, 1100, 128),
+    decode_case("decode", 2, 128, 64, (PagedConfig(64, 4, 2, 2),)),
+    mixed_case("mixed", (5, 1, 0, 1), (70, 64, 0, 1), (PagedConfig(64, 4, 2, 1, 16),)),
+    paged_case("fp8", 2, 1, 100, (PagedConfig(64, 4, 2, 2, 16),), heads=4, kv_heads=2, d=64, dv=64, fp8=True),
+    paged_case("chunk", 1, 9, 70, (PagedConfig(64, 4, 2, 1, 16),), heads=4, kv_heads=2, d=64, dv=64),
+    paged_case("latents", 3, 1, 64, (PagedConfig(32, 4, 2, 1, 16),), heads=4, kv_heads=1, d=576, dv=512),
+    paged_case("tree", 3, 5, 70, (PagedConfig(64, 4, 2, 1, 16),), heads=4, kv_heads=2, d=64, dv=64, tree=True),
+    paged_case("all", 2, 1, 128, (PagedConfig(64, 4, 2, 1, 16),), heads=2, kv_heads=2, d=64, dv=64, window=40,
+               sinks=True, soft_cap=5.0),
+    nvfp4_case("nvfp4", 1, 32, 128, 2, (GemvConfig(16, 64, 4, 2), GemmConfig(16, 32, 64, 4, 2))),
+    quantize_case("activations", 5, 128),
+    norm_case("norm", 20, 100),
+    rotary_3d_case("rotary_3d", (3, 4, 5), 2, 64),
+    rotary_case("rotary", 40, 2, 64),
+    kv_store_case("kv_store", 100, 2, 64, False),
+    kv_store_case("kv_store float8", 100, 2, 64, True),
+    layer_norm_case("layer_norm", 20, 100),
+    silu_mul_case("silu_mul", 20, 100),
+    gelu_case("gelu", 20, 100),
+    head_norm_case("head norm", 20, 3, 64, False),
+    head_norm_case("norm over heads", 20, 3, 64, True),
+    tile_case("tiles", (5, 4, 6), (2, 4, 4), 2, 64),
+    sampling_case("sampling", 2, 200, 20, 0.9),
+    sampling_case("sampling, no cut", 2, 200, None, None),
+    spec_accept_case("spec_accept", 3, 3, 200),
 )

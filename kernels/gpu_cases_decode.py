@@ -1,24 +1,75 @@
-"""What `gpu_check` runs of paged attention beyond plain decode, and of the quantised products beyond weight-only."""
+"""What `gpu_check` runs of paged attention: decode, chunks of prefill, draft trees, latents, mixed batches."""
 
+import itertools
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from kernels.gpu_case import Case, Inputs
-from kernels.paged_attention import PagedConfig, paged_attention_reference, paged_attention_triton
-from kernels.quantization.fp8 import FP8Tensor, dequantize_fp8, fp8_linear_scaled_mm, quantize_fp8
-from kernels.quantization.nvfp4 import NVFP4Tensor, dequantize_nvfp4, quantize_nvfp4
-from kernels.quantization.nvfp4_scales import swizzle_scales
-from kernels.quantization.nvfp4_w4a4 import (
-    W4A4Config,
-    default_w4a4_config,
-    nvfp4_w4a4_linear_triton,
-    quantize_activations_triton,
-)
+from kernels.gpu_case import Case, Inputs, randn
+from kernels.paged_attention import paged_attention_reference, paged_attention_triton
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 REFERENCED = 2
+
+
+def decode_case(name: str, batch: int, context: int, page: int, configs: tuple[Any, ...]) -> Case:
+    heads, kv_heads, head_dim = 32, 8, 128
+    pages = context // page
+
+    def make(device: torch.device, filled: bool) -> Inputs:
+        k, v = (randn(batch * pages, page, kv_heads, head_dim, device=device, filled=filled) for _ in range(2))
+        table = torch.randperm(batch * pages, device=device).view(batch, pages).int()
+        lengths = torch.full((batch,), context, dtype=torch.int32, device=device)
+        q = randn(batch, heads, head_dim, device=device, filled=filled)
+        # the same keys in the order that torch wants, no pages: a bound for what torch could do
+        dense_k, dense_v = (x[table].view(batch, context, kv_heads, head_dim).transpose(1, 2) if filled else x
+                            for x in (k, v))
+        return {"q": q, "k": k, "v": v, "table": table, "lengths": lengths, "dense_k": dense_k, "dense_v": dense_v}
+
+    def reference(x: Inputs) -> torch.Tensor:
+        return paged_attention_reference(x["q"][:2].double(), x["k"], x["v"], x["table"][:2], x["lengths"][:2],
+                                         scale=head_dim**-0.5, window=None)
+
+    def contiguous_sdpa(x: Inputs) -> torch.Tensor:
+        q = x["q"][:, :, None]
+        return F.scaled_dot_product_attention(q, x["dense_k"], x["dense_v"], enable_gqa=True).squeeze(2)
+
+    return Case(
+        name, f"B{batch} H{heads}/{kv_heads} D{head_dim} context {context} page {page}", make,
+        lambda x, c: paged_attention_triton(x["q"], x["k"], x["v"], x["table"], x["lengths"], scale=head_dim**-0.5,
+                                            window=None, config=c),
+        configs, reference, lambda x, out: out[:2], {"sdpa contiguous": contiguous_sdpa},
+        4.0 * batch * heads * context * head_dim,
+        4.0 * batch * context * kv_heads * head_dim,
+        lambda x: [x, {**x, **{part: x[part].clone() for part in ("k", "v", "dense_k", "dense_v")}}])
+
+
+def mixed_case(name: str, tokens: tuple[int, ...], contexts: tuple[int, ...], configs: tuple[Any, ...]) -> Case:
+    """Check chunks of prefill and decoding sequences in one batch: tokens and cached keys of each, none among them."""
+    heads, kv_heads, head_dim, page = 32, 8, 128, 64
+    n, pages = sum(tokens), -(-max(contexts) // page)
+    pairs = sum(new * (context - new / 2) for new, context in zip(tokens, contexts, strict=True))
+
+    def make(device: torch.device, filled: bool) -> Inputs:
+        k, v = (randn(len(tokens) * pages, page, kv_heads, head_dim, device=device, filled=filled) for _ in range(2))
+        return {"q": randn(n, heads, head_dim, device=device, filled=filled), "k": k, "v": v,
+                "table": torch.randperm(len(tokens) * pages, device=device).view(-1, pages).int(),
+                "lengths": torch.tensor(contexts, dtype=torch.int32, device=device),
+                "cu": torch.tensor((0, *itertools.accumulate(tokens)), dtype=torch.int32, device=device)}
+
+    def launch(x: Inputs, config: Any) -> torch.Tensor:
+        return paged_attention_triton(x["q"], x["k"], x["v"], x["table"], x["lengths"], cu_seqlens_q=x["cu"],
+                                      scale=head_dim**-0.5, window=None, config=config)
+
+    def reference(x: Inputs) -> torch.Tensor:
+        return paged_attention_reference(x["q"].double(), x["k"], x["v"], x["table"], x["lengths"],
+                                         cu_seqlens_q=x["cu"], scale=head_dim**-0.5, window=None)
+
+    return Case(
+        name, f"{len(tokens)} sequences, {n} tokens, contexts to {max(contexts)}", make, launch, configs, reference,
+        lambda x, out: out, {}, 4.0 * heads * head_dim * pairs,
+        4.0 * sum(contexts) * kv_heads * head_dim + 4.0 * n * heads * head_dim)
 
 
 def paged_case(
@@ -82,92 +133,3 @@ def paged_case(
         2.0 * batch * tokens * heads * pairs * (d + dv),
         element * batch * seen * kv_heads * width + 2.0 * batch * tokens * heads * (d + dv),
         lambda x: [x, {**x, "q": x["q"].clone()}])
-
-
-def fp8_case(name: str, m: int, n: int, k: int, per: Any) -> Case:
-    """Check torch's scaled product, whose operands' layout is ours; not compiled ahead (no Triton)."""
-    def make(device: torch.device, filled: bool) -> Inputs:
-        if not filled:
-            weight = FP8Tensor(torch.empty(n, k).to(FP8), torch.ones(() if per == "tensor" else (n,)))
-            return {"x": torch.empty(m, k, dtype=BF16), "weight": weight}
-        weight = quantize_fp8(torch.randn(n, k, device=device), per=per)
-        return {"x": torch.randn(m, k, device=device).to(BF16), "weight": weight,
-                "dense": dequantize_fp8(weight, BF16)}
-
-    def reference(x: Inputs) -> torch.Tensor:
-        rows = dequantize_fp8(quantize_fp8(x["x"][:256]), torch.float64)
-        return rows @ dequantize_fp8(x["weight"], torch.float64).t()
-
-    def launch(x: Inputs, config: Any) -> torch.Tensor | None:
-        # where compilation is tried ahead, on tensors of a CPU, there is nothing to compile
-        return fp8_linear_scaled_mm(x["x"], x["weight"], None) if "dense" in x else None
-
-    # no peer sets the allowed error: bf16's product is of unquantised activations
-    return Case(name, f"M{m} N{n} K{k} per {per}", make, launch, (None,), reference, lambda x, out: out[:256], {},
-                2.0 * m * n * k, n * k + 2.0 * m * (n + k))
-
-
-def quantize_case(name: str, m: int, k: int) -> Case:
-    """Check the pass that quantises activations, decoded, against torch's to the bit."""
-    def make(device: torch.device, filled: bool) -> Inputs:
-        x = torch.randn(m, k, device=device).to(BF16) if filled else torch.empty(m, k, dtype=BF16, device=device)
-        return {"x": x, "scale": torch.tensor(0.002, device=device)}
-
-    def launch(x: Inputs, config: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        q = quantize_activations_triton(x["x"], x["scale"])
-        return q.codes, q.scales.view(torch.uint8), q.global_scale
-
-    def sample(x: Inputs, out: Any) -> torch.Tensor:
-        return dequantize_nvfp4(NVFP4Tensor(out[0][:512], out[1][:512].view(FP8), out[2]))
-
-    return Case(name, f"{m} x {k}", make, launch, (None,),
-                lambda x: dequantize_nvfp4(quantize_nvfp4(x["x"][:512], x["scale"]), torch.float64), sample, {}, 0.0,
-                m * k * 2.5625)
-
-
-def w4a4_case(name: str, m: int, n: int, k: int, configs: tuple[Any, ...]) -> Case:
-    """Check the product of NVFP4 by NVFP4; meant for sm_100 and later, emulated by Triton before."""
-    def make(device: torch.device, filled: bool) -> Inputs:
-        if not filled:
-            weight = NVFP4Tensor(torch.empty(n, k // 2, dtype=torch.uint8), torch.empty(n, k // 16).to(FP8),
-                                 torch.ones(()))
-            return {"x": torch.empty(m, k, dtype=BF16), "weight": weight, "scale": torch.ones(()),
-                    "swizzled": swizzle_scales(weight.scales)}
-        weight = quantize_nvfp4(torch.randn(n, k, device=device))
-        return {"x": torch.randn(m, k, device=device).to(BF16), "weight": weight, "swizzled":
-                swizzle_scales(weight.scales), "scale": torch.tensor(0.002, device=device),
-                "dense": dequantize_nvfp4(weight, BF16)}
-
-    def reference(x: Inputs) -> torch.Tensor:
-        rows = dequantize_nvfp4(quantize_nvfp4(x["x"][:256], x["scale"]), torch.float64)
-        return rows @ dequantize_nvfp4(x["weight"], torch.float64).t()
-
-    return Case(
-        name, f"M{m} N{n} K{k}", make,
-        lambda x, c: nvfp4_w4a4_linear_triton(x["x"], x["weight"], x["scale"], swizzled=x["swizzled"], config=c),
-        configs, reference, lambda x, out: out[:256],
-        {"bf16 linear": lambda x: F.linear(x["x"], x["dense"])}, 2.0 * m * n * k,
-        n * k * 0.5625 + 2.0 * m * (n + k))
-
-
-DECODE_CASES: tuple[Case, ...] = (
-    paged_case("decode fp8 B64", 64, 1, 4096, (PagedConfig(64, 4, 3, 4, 16), PagedConfig(64, 4, 5, 4, 16)), fp8=True),
-    paged_case("prefill chunk 2048 of 8192", 1, 2048, 8192, (
-        PagedConfig(64, 8, 2, 1, 64), PagedConfig(64, 4, 2, 1, 64), PagedConfig(64, 8, 3, 1, 64))),
-    paged_case("latents B32", 32, 1, 4096, (PagedConfig(32, 8, 2, 4, 16), PagedConfig(16, 4, 2, 4, 16)),
-               heads=128, kv_heads=1, d=576, dv=512),
-    paged_case("verify tree of 16, B16", 16, 16, 4096, (PagedConfig(64, 8, 2, 4, 64), PagedConfig(32, 4, 3, 4, 32)),
-               tree=True),
-    paged_case("decode invariant B64", 64, 1, 4096, (PagedConfig(64, 4, 3, None, 16, 1024),)),
-    paged_case("decode window, sinks, soft cap", 64, 1, 4096, (PagedConfig(64, 4, 3, 2, 16),), window=1024, sinks=True,
-               soft_cap=30.0),
-    fp8_case("FP8 M2048 per channel", 2048, 14336, 4096, "channel"),
-    fp8_case("FP8 M16 per tensor", 16, 14336, 4096, "tensor"),
-    quantize_case("NVFP4 activations 2048x4096", 2048, 4096),
-)
-# for sm_100 and later
-BLACKWELL_CASES: tuple[Case, ...] = (
-    w4a4_case("W4A4 M16", 16, 14336, 4096, (default_w4a4_config(16, True),)),
-    w4a4_case("W4A4 M2048", 2048, 14336, 4096, (
-        default_w4a4_config(2048, True), W4A4Config(128, 256, 256, 8, 3, False))),
-)

@@ -15,6 +15,7 @@ from kernels.layer_norm_modulate import (
     layer_norm_modulate_torch,
     layer_norm_modulate_triton,
 )
+from kernels.rms_norm import rms_norm_reference, rms_norm_triton
 from kernels.rotary import axis_channels, rotary_3d_tables, rotary_reference, rotary_torch, rotary_triton
 from kernels.silu_mul import silu_mul_reference, silu_mul_triton
 from kernels.tile_order import num_slots, tile_order_reference, tile_order_torch, tile_order_triton
@@ -80,21 +81,23 @@ def kv_store_case(name: str, n: int, kv_heads: int, head_dim: int, fp8: bool) ->
 
     def make(device: torch.device, filled: bool) -> Inputs:
         dtype = torch.float8_e4m3fn if fp8 else torch.bfloat16
-        caches = [torch.zeros(pages, page, kv_heads, head_dim, device=device).to(dtype) for _ in range(2)]
+        # peers have caches of their own: what they wrote must not pass for ours
+        caches, others = ([torch.zeros(pages, page, kv_heads, head_dim, device=device).to(dtype) for _ in range(2)]
+                          for _ in range(2))
         return {"k": randn(n, kv_heads, head_dim, device=device, filled=filled),
-                "v": randn(n, kv_heads, head_dim, device=device, filled=filled), "caches": caches,
+                "v": randn(n, kv_heads, head_dim, device=device, filled=filled), "caches": caches, "others": others,
                 "slots": torch.randperm(pages * page, device=device)[:n],
                 "scale": torch.full((), 0.02, device=device) if fp8 else None}
 
     def launch(x: Inputs, c: Any) -> torch.Tensor:
         k_cache, v_cache = x["caches"]
         kv_store_triton(x["k"], x["v"], k_cache, v_cache, x["slots"], k_scale=x["scale"], v_scale=x["scale"])
-        return stored(x)
+        return stored(x, x["caches"])
 
-    def stored(x: Inputs) -> torch.Tensor:
+    def stored(x: Inputs, caches: list[torch.Tensor]) -> torch.Tensor:
         rows = torch.stack([cache.view(torch.uint8).view(-1, kv_heads, head_dim * cache.element_size())[x["slots"]]
-                            for cache in x["caches"]])
-        return rows.view(x["caches"][0].dtype).float()
+                            for cache in caches])
+        return rows.view(caches[0].dtype).float()
 
     def reference(x: Inputs) -> torch.Tensor:
         wide = torch.stack([x["k"], x["v"]]).float()
@@ -103,13 +106,13 @@ def kv_store_case(name: str, n: int, kv_heads: int, head_dim: int, fp8: bool) ->
         return wide.double()
 
     def index_put(x: Inputs) -> torch.Tensor:
-        for rows, cache in zip((x["k"], x["v"]), x["caches"], strict=True):
+        for rows, cache in zip((x["k"], x["v"]), x["others"], strict=True):
             cache.view(-1, kv_heads, head_dim)[x["slots"]] = rows
-        return stored(x)
+        return stored(x, x["others"])
 
     return Case(name, f"N{n} H{kv_heads} D{head_dim} page {page}{' float8' if fp8 else ''}, gathered again", make,
                 launch, (None,), reference, lambda x, out: out, {} if fp8 else {"index_put": index_put}, 0.0,
-                2.0 * n * kv_heads * head_dim * (3 if fp8 else 4))
+                2.0 * n * kv_heads * head_dim * (3 if fp8 else 4), is_exact=True)
 
 
 def layer_norm_case(name: str, n: int, width: int) -> Case:
@@ -171,10 +174,24 @@ def tile_case(name: str, grid: tuple[int, int, int], tile: tuple[int, int, int],
         lambda x, c: tile_order_triton(x["x"], grid, tile, inverse=False), (None,),
         lambda x: tile_order_reference(x["x"][:, :1], grid, tile).double(), lambda x, out: out[:, :1],
         {"index_select": lambda x: tile_order_torch(x["x"], grid, tile)}, 0.0,
-        2.0 * heads * head_dim * (math.prod(grid) + num_slots(grid, tile)))
+        2.0 * heads * head_dim * (math.prod(grid) + num_slots(grid, tile)), is_exact=True)
+
+
+def norm_case(name: str, rows: int, width: int) -> Case:
+    def make(device: torch.device, filled: bool) -> Inputs:
+        return {"x": randn(rows, width, device=device, filled=filled),
+                "weight": randn(width, device=device, filled=filled)}
+
+    return Case(
+        name, f"{rows} x {width}", make, lambda x, c: rms_norm_triton(x["x"], x["weight"], None, 1e-6)[0], (None,),
+        lambda x: rms_norm_reference(x["x"][:512].double(), x["weight"].double(), None, 1e-6)[0],
+        lambda x, out: out[:512], {"F.rms_norm": lambda x: F.rms_norm(x["x"], (width,), x["weight"], 1e-6)},
+        0.0, 4.0 * rows * width)
 
 
 ROW_CASES: tuple[Case, ...] = (
+    norm_case("RMS norm 32760x1536", math.prod(WAN_480P_GRID), WAN_WIDTH),
+    norm_case("RMS norm 32760x4096", math.prod(WAN_480P_GRID), 4096),
     rotary_3d_case("rotary Wan 480p", WAN_480P_GRID, WAN_HEADS, 128),
     layer_norm_case("modulated norm 32760x1536", math.prod(WAN_480P_GRID), WAN_WIDTH),
     head_norm_case("norm over heads, Wan", math.prod(WAN_480P_GRID), WAN_HEADS, 128, True),
