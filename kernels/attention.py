@@ -11,13 +11,13 @@ import math
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
+from kernels.attention_torch import HEAD_DIMS as HEAD_DIMS
+from kernels.attention_torch import attention_reference as attention_reference
+from kernels.attention_torch import attention_sdpa, expand_kv, validate_attention, validate_packed
 from kernels.descriptors import can_describe, describe
-from kernels.dispatch import capability, refuse_gradients, require, takes_gradients, tl, triton, uses_triton
+from kernels.dispatch import capability, refuse_gradients, takes_gradients, tl, triton, uses_triton
 
-HEAD_DIMS = (64, 80, 96, 128, 256)
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LOG2_E = math.log2(math.e)
 
 
@@ -42,23 +42,23 @@ def attention(
     scale: above 0, D ** -0.5 by default.
     Returns `[B, H, Nq, D]` in q's type. Raises ValueError for shapes, types, devices or a scale that do not fit.
     """
-    scale = _validate(q, k, v, scale)
+    scale = validate_attention(q, k, v, scale)
     if uses_triton(q, k, v):
         return attention_triton(q, k, v, causal=causal, scale=scale)[0]
-    return _sdpa(q, k, v, causal, scale)
+    return attention_sdpa(q, k, v, causal, scale)
 
 
 def attention_with_lse(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, scale: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attend as `attention` does and return the log-sum-exp `[B, H, Nq]` fp32 of the scaled scores too."""
-    scale = _validate(q, k, v, scale)
+    scale = validate_attention(q, k, v, scale)
     if uses_triton(q, k, v):
         return attention_triton(q, k, v, causal=causal, scale=scale)
     # torch's own would lose the gradient of the log-sum-exp
     is_plain = k.shape[2] > 0 and (not causal or q.shape[2] == k.shape[2])
     if is_plain and q.device.type == "cpu" and not takes_gradients(q, k, v):
-        k, v = _expand_kv(q, k), _expand_kv(q, v)
+        k, v = expand_kv(q, k), expand_kv(q, v)
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
         return out, lse.float()
     return attention_reference(q, k, v, causal=causal, scale=scale)
@@ -79,17 +79,11 @@ def attention_varlen(
 
     q: `[Nq, H, D]`, k and v: `[Nk, Hkv, D]`; cu_seqlens: `[B + 1]` int32, from 0 to the token count, not decreasing.
     max_seqlen_q: the longest query sequence in tokens.
-    Returns `[Nq, H, D]`. Raises ValueError as `attention` does.
+    Returns `[Nq, H, D]`. Raises ValueError as `attention` does, on CPU for cu_seqlens' contents too.
     """
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        require(x.ndim == 3, "attention_varlen", f"{name} must be [N, H, D]", list(x.shape))
-    for name, cu in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        require(cu.ndim == 1 and cu.dtype == torch.int32, "attention_varlen", f"{name} must be [B + 1] int32",
-                (list(cu.shape), cu.dtype))
-    require(cu_seqlens_q.shape == cu_seqlens_k.shape, "attention_varlen", "cu_seqlens must have one length",
-            (list(cu_seqlens_q.shape), list(cu_seqlens_k.shape)))
+    validate_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q)
     q4, k4, v4 = (x.transpose(0, 1)[None] for x in (q, k, v))
-    scale = _validate(q4, k4, v4, scale)
+    scale = validate_attention(q4, k4, v4, scale)
     if uses_triton(q, k, v):
         return attention_triton(q4, k4, v4, causal=causal, scale=scale,
                                 varlen=(cu_seqlens_q, cu_seqlens_k, max_seqlen_q))[0][0].transpose(0, 1)
@@ -97,7 +91,7 @@ def attention_varlen(
     starts_q, starts_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
     for a, b, c, d in zip(starts_q, starts_q[1:], starts_k, starts_k[1:], strict=False):
         if b > a and d > c:
-            out[:, :, a:b] = _sdpa(q4[:, :, a:b], k4[:, :, c:d], v4[:, :, c:d], causal, scale)
+            out[:, :, a:b] = attention_sdpa(q4[:, :, a:b], k4[:, :, c:d], v4[:, :, c:d], causal, scale)
     return out[0].transpose(0, 1)
 
 
@@ -216,7 +210,9 @@ def _attention_kernel(
     tl.store(lse + row_l + offs_m, row_lse, mask=offs_m < n_q)
 
 
-def default_config(q: torch.Tensor, sm: tuple[int, int] | None = None) -> AttentionConfig:
+def default_config(
+    q: torch.Tensor, sm: tuple[int, int] | None = None, *, is_packed: bool = False
+) -> AttentionConfig:
     """Return the launch that q's type and head dim take on a card of compute capability sm (q's own); untuned.
 
     From 12.0 on (GeForce and workstation Blackwell) a block has 101,376 B of shared memory, not 232,448.
@@ -230,7 +226,9 @@ def default_config(q: torch.Tensor, sm: tuple[int, int] | None = None) -> Attent
     hopper = sm >= (9, 0)
     if head_dim > 128:
         return AttentionConfig(128, 64, 8, 2, hopper)
-    return AttentionConfig(128, 128 if hopper else 64, 8, 2, hopper)
+    # behind pointers, 128 keys a step exceed a thread's registers on sm_100 with Triton 3.6 (80 B, 2026-11-30)
+    is_narrow = not hopper or (is_packed and sm >= (10, 0))
+    return AttentionConfig(128, 64 if is_narrow else 128, 8, 2, hopper)
 
 
 def attention_triton(
@@ -255,7 +253,7 @@ def attention_triton(
     longest = n_q if varlen is None else varlen[2]
     if batch == 0 or longest == 0:
         return out, lse
-    config = config or default_config(q)
+    config = config or default_config(q, is_packed=varlen is not None)
     block_d = triton.next_power_of_2(head_dim)
     use_tma = config.use_tma and varlen is None and k.shape[2] > 0 and all(can_describe(x) for x in (q, k, v))
     loads: tuple[object, ...] = (q, k, v)
@@ -271,62 +269,3 @@ def attention_triton(
         VARLEN=varlen is not None, USE_TMA=use_tma, PRECISION="ieee",
         num_warps=config.num_warps, num_stages=config.num_stages, maxnreg=config.max_registers)
     return out, lse
-
-
-def attention_reference(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, scale: float | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `attention_with_lse` in plain torch, in fp32 (fp64 for fp64 inputs), with the whole score matrix."""
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    scores = q.to(wide) @ _expand_kv(q, k).to(wide).transpose(-1, -2) * scale
-    if causal:
-        scores = scores.masked_fill(~_causal_mask(q.shape[2], k.shape[2], q.device), float("-inf"))
-    weights, lse = softmax_with_lse(scores)
-    return (weights @ _expand_kv(q, v).to(wide)).to(q.dtype), lse
-
-
-def softmax_with_lse(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the softmax over the last axis and its log-sum-exp; a row of -inf gives zeros, -inf, and no gradient."""
-    if scores.shape[-1] == 0:
-        return scores, scores.new_full(scores.shape[:-1], float("-inf"))
-    top = scores.detach().amax(-1, keepdim=True)
-    top = torch.where(top == float("-inf"), 0.0, top)
-    weights = torch.exp(scores - top)
-    total = weights.sum(-1, keepdim=True)
-    has_keys = total > 0
-    total = torch.where(has_keys, total, 1.0)
-    return weights / total, torch.where(has_keys, total.log() + top, float("-inf")).squeeze(-1)
-
-
-def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float) -> torch.Tensor:
-    n_q, n_k = q.shape[2], k.shape[2]
-    if n_k == 0 or (causal and n_q > n_k):
-        return attention_reference(q, k, v, causal=causal, scale=scale)[0]
-    mask = _causal_mask(n_q, n_k, q.device) if causal and n_q != n_k else None
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal and n_q == n_k, scale=scale,
-                                          enable_gqa=q.shape[1] != k.shape[1])
-
-
-def _causal_mask(n_q: int, n_k: int, device: torch.device) -> torch.Tensor:
-    return torch.ones(n_q, n_k, dtype=torch.bool, device=device).tril(n_k - n_q)
-
-
-def _expand_kv(q: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], 1)
-
-
-def _validate(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> float:
-    op = "attention"
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        require(x.ndim == 4, op, f"{name} must be [B, H, N, D]", list(x.shape))
-        require(x.dtype in DTYPES and x.dtype == q.dtype, op, f"{name} must be fp16, bf16 or fp32 like q", x.dtype)
-        require(x.device == q.device, op, f"{name} must be on {q.device} like q", x.device)
-        require(x.stride(-1) == 1 or x.shape[-1] == 1, op, f"{name}'s last stride must be 1", x.stride())
-    require(q.shape[-1] in HEAD_DIMS, op, f"head dim must be one of {HEAD_DIMS}", q.shape[-1])
-    require(k.shape == v.shape and k.shape[0] == q.shape[0] and k.shape[-1] == q.shape[-1], op,
-            f"k and v must be [B, Hkv, Nk, D] to match q {list(q.shape)}", (list(k.shape), list(v.shape)))
-    require(k.shape[1] > 0 and q.shape[1] % k.shape[1] == 0, op, "heads must be a multiple of k's heads",
-            (q.shape[1], k.shape[1]))
-    require(scale is None or scale > 0, op, "scale must be above 0", scale)
-    return q.shape[-1] ** -0.5 if scale is None else scale

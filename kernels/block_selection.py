@@ -8,6 +8,7 @@ fp32 and takes dot products (subtracting K's mean would shift each row by a cons
 import torch
 import torch.nn.functional as F
 
+from kernels.attention_torch import DTYPES
 from kernels.block_sparse_attention import BLOCK_SIZES
 from kernels.dispatch import refuse_gradients, require, tl, triton, uses_triton
 
@@ -21,6 +22,11 @@ def block_scores(q: torch.Tensor, k: torch.Tensor, *, block_q: int = 128, block_
         require(x.ndim == 4 and x.shape[2] > 0, "block_scores", f"{name} must be [B, H, N > 0, D]", list(x.shape))
         require(size in BLOCK_SIZES, "block_scores", f"block size must be one of {BLOCK_SIZES}", size)
         require(x.stride(-1) == 1, "block_scores", f"{name}'s last stride must be 1", x.stride())
+        require(x.dtype in DTYPES and x.dtype == q.dtype, "block_scores", f"{name} must be fp16, bf16 or fp32 like q",
+                x.dtype)
+        require(x.device == q.device, "block_scores", f"{name} must be on {q.device} like q", x.device)
+    require(k.shape[:2] == q.shape[:2] and k.shape[3] == q.shape[3], "block_scores",
+            f"k must be [B, H, Nk, D] to match q {list(q.shape)}", list(k.shape))
     return pool_blocks(q, block_q) @ pool_blocks(k, block_k).transpose(-1, -2)
 
 
@@ -45,9 +51,17 @@ def select_blocks(
     require(scores.ndim == 4, "select_blocks", "scores must be [B, H, Qb, Kb]", list(scores.shape))
     require(1 <= num_blocks <= scores.shape[-1], "select_blocks", f"num_blocks must be in 1..{scores.shape[-1]}",
             num_blocks)
+    require(scores.is_floating_point(), "select_blocks", "scores must be floating point", scores.dtype)
     if forced is not None:
-        require(forced.dtype == torch.bool and forced.shape[-1] == scores.shape[-1], "select_blocks",
-                f"forced must be bool over {scores.shape[-1]} key blocks", (forced.dtype, list(forced.shape)))
+        require(forced.dtype == torch.bool and forced.ndim <= 4 and forced.shape[-1] == scores.shape[-1]
+                and all(a in (1, b) for a, b in zip(forced.shape[::-1], scores.shape[::-1], strict=False)),
+                "select_blocks", f"forced must be bool that broadcasts to {list(scores.shape)}, a place a key block",
+                (forced.dtype, list(forced.shape)))
+        require(forced.device == scores.device, "select_blocks", f"forced must be on {scores.device} like the scores",
+                forced.device)
+        if forced.device.type == "cpu":
+            most = int(forced.sum(-1).max()) if forced.numel() else 0
+            require(most <= num_blocks, "select_blocks", f"forced must be at most num_blocks {num_blocks} a row", most)
         scores = torch.where(forced, float("inf"), scores)
     indices = scores.topk(num_blocks, dim=-1, sorted=False).indices.to(torch.int32).sort(dim=-1).values
     counts = torch.full(scores.shape[:-1], num_blocks, dtype=torch.int32, device=scores.device)

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from kernels.attention import DTYPES, HEAD_DIMS, softmax_with_lse
+from kernels.attention_torch import DTYPES, HEAD_DIMS, softmax_with_lse
 from kernels.dispatch import require, triton
 
 BLOCK_SIZES = (64, 128)
@@ -127,6 +127,7 @@ def validate_block_sparse(
     for name, x in (("q", q), ("k", k), ("v", v)):
         require(x.ndim == 4, op, f"{name} must be [B, H, N, D]", list(x.shape))
         require(x.dtype in DTYPES and x.dtype == q.dtype, op, f"{name} must be fp16, bf16 or fp32 like q", x.dtype)
+        require(x.device == q.device, op, f"{name} must be on {q.device} like q", x.device)
         require(x.stride(-1) == 1, op, f"{name}'s last stride must be 1", x.stride())
     require(q.shape[-1] in HEAD_DIMS, op, f"head dim must be one of {HEAD_DIMS}", q.shape[-1])
     require(k.shape == v.shape and k.shape[:2] == q.shape[:2] and k.shape[3] == q.shape[3], op,

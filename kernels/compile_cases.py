@@ -69,7 +69,7 @@ def _dense(head_dim: int, *, causal: bool = False, is_packed: bool = False) -> C
         cu = torch.empty(5, dtype=torch.int32)
         return attention.attention_triton(
             q, k, k, causal=causal, scale=0.1, varlen=(cu, cu, 500) if is_packed else None,
-            config=attention.default_config(q, divmod(arch, 10)))
+            config=attention.default_config(q, divmod(arch, 10), is_packed=is_packed))
 
     return launch
 
@@ -181,6 +181,9 @@ CASES: tuple[CompileCase, ...] = (
     CompileCase("block-sparse attention, tiles with lengths", _sparse(128, 128, has_lengths=True), _tiles("tma")),
     *(CompileCase(f"block-sparse backward, tiles of {block}, D {d}", _sparse(d, block, is_backward=True),
                   _both("cp.async")) for d, block in ((128, 128), (64, 64))),
+    # 256 channels leave no room for a second stage, so that nothing is loaded ahead
+    CompileCase("block-sparse backward, tiles of 128, D 256", _sparse(256, 128, is_backward=True),
+                {90: [_kinds("wgmma")] * 2, 100: [_kinds("tcgen05")] * 2, 120: [_kinds("mma")] * 2}, is_tested=False),
     CompileCase("means of blocks", lambda arch: pool_blocks_triton(_half(1, 2, 1000, 128), 128), _everywhere(NOTHING)),
     CompileCase("decode", _paged(splits=4), _everywhere(DECODE, NOTHING)),
     CompileCase("decode, pages of 16", _paged(page=16, splits=4), _everywhere(DECODE, NOTHING), is_tested=False),

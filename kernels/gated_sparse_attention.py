@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.attention import softmax_with_lse
+from kernels.attention_torch import softmax_with_lse
 from kernels.block_selection import pool_blocks, pool_blocks_reference, select_blocks
 from kernels.block_sparse_attention import block_sparse_attention
 from kernels.block_sparse_torch import BLOCK_SIZES, block_sparse_attention_reference

@@ -72,8 +72,9 @@ def cases(sm: Capability) -> tuple[Case, ...]:
         select_case("scores and top-k, 128", WAN_HEADS, WAN_480P_TOKENS, 128),
         dense_case("causal GQA 8192", 2, 32, 8, 8192, 128, True, _dense(
             128, sm, AttentionConfig(128, 128, 8, 2, True), AttentionConfig(128, 64, 8, 3, True))),
-        packed_case("packed 8192", (4096, 1, 0, 777, 3318), 32, 8, 128, _dense(
-            128, sm, AttentionConfig(128, 64, 8, 3, False))),
+        packed_case("packed 8192", (4096, 1, 0, 777, 3318), 32, 8, 128, with_default(
+            attention.default_config(_like(128), sm, is_packed=True), AttentionConfig(128, 64, 8, 3, False),
+            AttentionConfig(128, 128, 8, 2, False))),
         *ROW_CASES,
         *SAMPLING_CASES,
         *_decode_cases(),

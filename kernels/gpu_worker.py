@@ -20,6 +20,8 @@ from kernels.gpu_measure import describe, free, guarded, is_usable, measure_case
 CEILINGS = "ceilings"
 # of one launch with its compilation, its reference or a peer
 STAGE_LIMIT_S = 90.0
+# of a process's start: imports, and the card's context
+START_LIMIT_S = 120.0
 # what the last stage may take beyond the time for everything
 GRACE_S = 20.0
 MAX_RESTARTS = 4
@@ -81,24 +83,27 @@ class Measurer:
 
     def _ask(self, job: Job) -> tuple[dict[str, Any], str | None]:
         """Return what came back and, where the process ended, why."""
+        limit_s = min(self._limit_s, max(GRACE_S, job[3] + GRACE_S - time.monotonic()))
+        patience_s = limit_s
         if self._process is None:
+            patience_s += START_LIMIT_S
             self._pipe, there = _SPAWN.Pipe()
             self._process = _SPAWN.Process(target=self._serve, args=(there, self._arch), daemon=True)
             self._process.start()
             there.close()
             self.num_starts += 1
         found: dict[str, Any] = {}
-        limit_s = min(self._limit_s, max(GRACE_S, job[3] + GRACE_S - time.monotonic()))
         try:
             self._pipe.send(job)
-            while self._pipe.poll(limit_s):
+            while self._pipe.poll(patience_s):
+                patience_s = limit_s
                 found, state = self._pipe.recv()
                 if state == "at work":
                     continue
                 if state == "unusable":
                     self.close()
                 return found, None
-            why = f"no answer in {limit_s:.0f} s"
+            why = f"no answer in {patience_s:.0f} s"
         except (EOFError, OSError):
             self._process.join(10)
             why = f"the process ended with status {self._process.exitcode}"

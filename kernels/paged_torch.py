@@ -5,7 +5,7 @@ import itertools
 import torch
 import torch.nn.functional as F
 
-from kernels.attention import DTYPES
+from kernels.attention_torch import DTYPES
 from kernels.dispatch import require, triton
 
 PAGE_SIZES = (16, 32, 64, 128)

@@ -47,3 +47,21 @@ def test_bad_input_is_named(change: Callable[[dict[str, Any]], None], rule: str)
     change(arguments)
     with pytest.raises(ValueError, match=rule):
         attention(**arguments)
+
+
+@pytest.mark.parametrize(("change", "rule"), [
+    (lambda a: a.update(cu_seqlens_q=a["cu_seqlens_q"].long()), r"cu_seqlens_q must be contiguous \[B \+ 1\] int32"),
+    (lambda a: a.update(cu_seqlens_q=torch.tensor([0, 5, 9], dtype=torch.int32)), "cu_seqlens_q must ascend from 0 to"),
+    (lambda a: a.update(cu_seqlens_k=torch.tensor([0, 12, 10], dtype=torch.int32)), "cu_seqlens_k must ascend from 0"),
+    (lambda a: a.update(cu_seqlens_k=torch.tensor([0, 10], dtype=torch.int32)), "cu_seqlens must have one length"),
+    (lambda a: a.update(max_seqlen_q=4), "max_seqlen_q must be at least 6, the longest sequence, got 4"),
+    (lambda a: a.update(q=a["q"][None]), r"q must be \[N, H, D\]"),
+])
+def test_bad_packed_input_is_named(change: Callable[[dict[str, Any]], None], rule: str) -> None:
+    cu = torch.tensor([0, 4, 10], dtype=torch.int32)
+    arguments: dict[str, Any] = {**{name: torch.randn(10, 2, 64) for name in "qkv"}, "cu_seqlens_q": cu,
+                                 "cu_seqlens_k": cu, "max_seqlen_q": 6}
+    assert attention_varlen(**arguments).shape == (10, 2, 64)
+    change(arguments)
+    with pytest.raises(ValueError, match=f"attention_varlen: {rule}"):
+        attention_varlen(**arguments)

@@ -1,6 +1,9 @@
+from collections.abc import Callable
+
+import pytest
 import torch
 
-from kernels.block_selection import select_blocks
+from kernels.block_selection import block_scores, select_blocks
 
 
 def test_forced_blocks_are_taken_and_ids_ascend() -> None:
@@ -9,3 +12,18 @@ def test_forced_blocks_are_taken_and_ids_ascend() -> None:
     indices, _ = select_blocks(torch.randn(2, 3, 5, 8), 4, forced=forced)
     assert bool((indices[..., 0] == 0).all() and (indices[..., -1] == 7).all())
     assert bool((indices[..., 1:] > indices[..., :-1]).all())
+
+
+@pytest.mark.parametrize(("call", "rule"), [
+    (lambda q: block_scores(q, q[..., :32].contiguous()), r"block_scores: k must be \[B, H, Nk, D\] to match"),
+    (lambda q: block_scores(q, q.half()), "block_scores: k must be fp16, bf16 or fp32 like q, got torch.float16"),
+    (lambda q: block_scores(q.double(), q.double()), "block_scores: q must be fp16"),
+    (lambda q: select_blocks(torch.zeros(1, 1, 2, 3, dtype=torch.int32), 1), "scores must be floating point"),
+    (lambda q: select_blocks(torch.zeros(1, 1, 2, 3), 1, forced=torch.ones(3, dtype=torch.bool)),
+     "forced must be at most num_blocks 1 a row, got 3"),
+    (lambda q: select_blocks(torch.zeros(1, 1, 2, 3), 1, forced=torch.zeros(4, 3, dtype=torch.bool)),
+     r"forced must be bool that broadcasts to \[1, 1, 2, 3\]"),
+])
+def test_bad_input_is_named(call: Callable[[torch.Tensor], object], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        call(torch.randn(1, 2, 200, 64))

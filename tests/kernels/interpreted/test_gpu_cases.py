@@ -1,4 +1,4 @@
-"""What runs on a card, at small sizes in the interpreter: references, peers, and the measurement itself but its times."""
+"""What runs on a card, small and in the interpreter: references, peers, and the measurement itself but its times."""
 
 import math
 import time
