@@ -120,7 +120,8 @@ def sparse_backward_case(
         return [(slice(b * block, (b + 1) * block), keys[b][keys[b] < n]) for b in range(blocks)]
 
     def reference(x: Inputs) -> tuple[torch.Tensor, ...]:
-        return gradients_of_head(*(x[part][0, -1].double() for part in (*NAMES, "grad")), seen(x))
+        q, k, v, grad = (x[part][0, -1].double() for part in (*NAMES, "grad"))
+        return gradients_of_head(q, k, v, grad, seen(x))
 
     def by_torch(x: Inputs) -> tuple[torch.Tensor, ...]:
         """Attend a block at a time by torch's own attention in bf16, the last head alone: a bound for the error."""
