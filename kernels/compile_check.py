@@ -67,7 +67,8 @@ def main(arguments: Sequence[str]) -> int:
                 print(f"    {fault.text}", flush=True)
             if options.update and not unexplained and not limits:
                 for row, old in zip(rows, known.get(case.name) or [{}] * len(rows), strict=False):
-                    reason = options.reason if faults else old.get("reason")
+                    is_worse = any(fault.text.startswith(f"{row['name']}:") for fault in faults)
+                    reason = options.reason if is_worse else old.get("reason")
                     if reason:
                         row["reason"] = reason
                 known[case.name] = rows

@@ -2,9 +2,7 @@
 
 import json
 import math
-import os
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,8 @@ from kernels.gpu_check import check_all, judge, main, sanitize, write
 from kernels.gpu_measure import guarded
 from kernels.gpu_report import summary
 from kernels.gpu_worker import Measurer
+from tests.kernels.stub_measurer import row as _row
+from tests.kernels.stub_measurer import serve
 
 CEILINGS = {"gemm_tflops": 500.0, "copy_gb_per_s": 4000.0}
 
@@ -24,10 +24,6 @@ CEILINGS = {"gemm_tflops": 500.0, "copy_gb_per_s": 4000.0}
 def _case(name: str = "op", num_configs: int = 4, **options: Any) -> Case:
     return Case(name, "8 x 8", lambda device, filled: {}, lambda x, c: None, tuple(range(num_configs)),
                 lambda x: torch.zeros(1), lambda x, out: out, {"sdpa": lambda x: None}, 1e9, 4e6, **options)
-
-
-def _row(config: int = 0, **changes: Any) -> dict[str, Any]:
-    return {"config": config, "error": 1e-3, "bitwise": True, "us": 8.0, **changes}
 
 
 def _measured(*rows: dict[str, Any], **peers: dict[str, Any]) -> dict[str, Any]:
@@ -79,37 +75,8 @@ def test_what_a_card_has_no_room_for_is_refused() -> None:
     assert guarded(launch)["refused"] and "refused" not in guarded(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
 
 
-def _serve(pipe: Connection, arch: int) -> None:
-    """Stand in for the measuring process: what becomes of it is in the check's name."""
-    while True:
-        try:
-            name, first, with_peers, _deadline = pipe.recv()
-        except EOFError:
-            return
-        now: dict[str, Any] = {"peers": {}, "rows": [], "stage": "inputs"}
-        pipe.send((now, "at work"))
-        if with_peers:
-            pipe.send(({**now, "stage": "peer sdpa"}, "at work"))
-            if name == "peer dies":
-                os._exit(3)
-            now["peers"]["sdpa"] = {"error": 1e-3, "us": 4.0}
-        for config in range(first, 4):
-            pipe.send(({**now, "stage": "launch"}, "at work"))
-            if config == 1 and name == "launch dies":
-                os.abort()
-            if config == 1 and name == "launch hangs":
-                time.sleep(600)
-            if config == 1 and name == "context is lost":
-                now["rows"].append({"config": 1, "failed": "an illegal memory access"})
-                pipe.send(({**now, "stage": "launch"}, "unusable"))
-                return
-            now["rows"].append(_row(config))
-        pipe.send(({**now, "stage": "done"}, "done"))
-
-
-@pytest.mark.spread
 def test_a_launch_that_takes_its_process_down_costs_its_own_row(tmp_path: Path) -> None:
-    measurer = Measurer(90, _serve)
+    measurer = Measurer(90, serve)
     names = ["sound", "launch dies", "peer dies", "context is lost", "sound again"]
     report: dict[str, Any] = {"checks": {}, "ceilings": CEILINGS}
     try:
@@ -127,9 +94,8 @@ def test_a_launch_that_takes_its_process_down_costs_its_own_row(tmp_path: Path) 
     assert measurer.num_starts == 4
 
 
-@pytest.mark.spread
 def test_a_launch_that_hangs_is_ended() -> None:
-    measurer = Measurer(90, _serve, stage_limit_s=4.0)
+    measurer = Measurer(90, serve, stage_limit_s=4.0)
     try:
         measured = measurer.check(_case("launch hangs"), time.monotonic() + 300)
     finally:
@@ -139,7 +105,7 @@ def test_a_launch_that_hangs_is_ended() -> None:
 
 def test_no_time_left_is_said(tmp_path: Path) -> None:
     report: dict[str, Any] = {"checks": {}, "ceilings": {}}
-    check_all(Measurer(90, _serve), [_case()], report, time.monotonic() - 1, tmp_path / "out.json")
+    check_all(Measurer(90, serve), [_case()], report, time.monotonic() - 1, tmp_path / "out.json")
     assert report["checks"] == {"op": {"skipped": "time is up"}}
 
 
@@ -167,6 +133,13 @@ def test_without_a_card_it_says_so(capsys: pytest.CaptureFixture[str], tmp_path:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["--out", str(tmp_path / "out.json")]) == 2
     assert "no CUDA device" in capsys.readouterr().err and not (tmp_path / "out.json").exists()
+
+
+def test_launches_compile_for_a_card_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("triton")
+    assert main(["--dry", "90", "--only", "norm by head 8192", "silu_mul"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == 2 and all("'stack_bytes': 0" in line for line in told), told
 
 
 def test_a_checker_that_is_not_there_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
