@@ -48,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--small", action="store_true", help="small sizes in this process, without times or a file")
     parser.add_argument("--dry", type=int, metavar="ARCH", help="compile for a card that is not here (90, 100, 120)")
     options = parser.parse_args(arguments)
+    known = {case.name for sm in ((9, 0), (10, 0), (12, 0)) for case in (*cases(sm), *SMALL_CASES)}
+    if unknown := set(options.only or ()) - known:
+        parser.error(f"--only: no check is named {sorted(unknown)}")
     if options.dry:
         return _dry(options.dry, options.only)
     started = time.monotonic()

@@ -86,7 +86,7 @@ class Measurer:
         limit_s = min(self._limit_s, max(GRACE_S, job[3] + GRACE_S - time.monotonic()))
         patience_s = limit_s
         if self._process is None:
-            patience_s += START_LIMIT_S
+            patience_s = min(limit_s + START_LIMIT_S, max(GRACE_S, job[3] + 2 * GRACE_S - time.monotonic()))
             self._pipe, there = _SPAWN.Pipe()
             self._process = _SPAWN.Process(target=self._serve, args=(there, self._arch), daemon=True)
             self._process.start()

@@ -135,6 +135,12 @@ def test_without_a_card_it_says_so(capsys: pytest.CaptureFixture[str], tmp_path:
     assert "no CUDA device" in capsys.readouterr().err and not (tmp_path / "out.json").exists()
 
 
+def test_a_check_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--only", "dense Wan 4800p"])
+    assert "no check is named ['dense Wan 4800p']" in capsys.readouterr().err
+
+
 def test_launches_compile_for_a_card_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("triton")
     assert main(["--dry", "90", "--only", "norm by head 8192", "silu_mul"]) == 0
