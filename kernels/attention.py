@@ -14,7 +14,13 @@ import torch
 
 from kernels.attention_torch import HEAD_DIMS as HEAD_DIMS
 from kernels.attention_torch import attention_reference as attention_reference
-from kernels.attention_torch import attention_sdpa, expand_kv, validate_attention, validate_packed
+from kernels.attention_torch import (
+    attention_sdpa,
+    expand_kv,
+    validate_attention,
+    validate_bias,
+    validate_packed,
+)
 from kernels.descriptors import can_describe, describe
 from kernels.dispatch import capability, refuse_gradients, takes_gradients, tl, triton, uses_triton
 
@@ -34,15 +40,20 @@ class AttentionConfig:
 
 
 def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, scale: float | None = None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, scale: float | None = None,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend from each query to all keys, or to those up to it.
 
     q: `[B, H, Nq, D]`, k and v: `[B, Hkv, Nk, D]` fp16, bf16 or fp32, H a multiple of Hkv, D of HEAD_DIMS.
-    scale: above 0, D ** -0.5 by default.
+    scale: above 0, D ** -0.5 by default. bias: added to the scaled scores, `[1 or B, 1 or H, 1 or Nq, 1 or Nk]`
+    floating point, -inf for keys that are not seen; by the reference, with the whole score matrix, on every device.
     Returns `[B, H, Nq, D]` in q's type. Raises ValueError for shapes, types, devices or a scale that do not fit.
     """
     scale = validate_attention(q, k, v, scale)
+    if bias is not None:
+        validate_bias(q, k, bias)
+        return attention_reference(q, k, v, causal=causal, scale=scale, bias=bias)[0]
     if uses_triton(q, k, v):
         return attention_triton(q, k, v, causal=causal, scale=scale)[0]
     return attention_sdpa(q, k, v, causal, scale)

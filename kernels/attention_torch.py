@@ -12,12 +12,15 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def attention_reference(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, scale: float | None = None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, scale: float | None = None,
+    bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `attention_with_lse` in plain torch, in fp32 (fp64 for fp64 inputs), with the whole score matrix."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     scores = q.to(wide) @ expand_kv(q, k).to(wide).transpose(-1, -2) * scale
+    if bias is not None:
+        scores = scores + bias.to(wide)
     if causal:
         scores = scores.masked_fill(~_causal_mask(q.shape[2], k.shape[2], q.device), float("-inf"))
     weights, lse = softmax_with_lse(scores)
@@ -54,6 +57,15 @@ def _causal_mask(n_q: int, n_k: int, device: torch.device) -> torch.Tensor:
 def expand_kv(q: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """Repeat the heads of keys or values so that each head of q has its own."""
     return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], 1)
+
+
+def validate_bias(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor) -> None:
+    """Raise ValueError unless bias broadcasts to the scores of q and k."""
+    scores = (*q.shape[:3], k.shape[2])
+    require(bias.ndim == 4 and all(a in (1, b) for a, b in zip(bias.shape, scores, strict=True)), "attention",
+            f"bias must broadcast to {list(scores)}", list(bias.shape))
+    require(bias.is_floating_point(), "attention", "bias must be floating point", bias.dtype)
+    require(bias.device == q.device, "attention", f"bias must be on {q.device} like q", bias.device)
 
 
 def validate_packed(

@@ -33,7 +33,28 @@ def test_gradients_flow_through_torch() -> None:
     assert all(bool(gradient.any()) for gradient in gradients)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_bias_is_added_to_the_scaled_scores(causal: bool) -> None:
+    q, k, v = torch.randn(2, 4, 9, 64), torch.randn(2, 2, 9, 64), torch.randn(2, 2, 9, 64)
+    bias = torch.randn(1, 4, 9, 9, requires_grad=True)
+    mask = bias.masked_fill(~torch.ones(9, 9, dtype=torch.bool).tril(), float("-inf")) if causal else bias
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, scale=0.2, enable_gqa=True)
+    got = attention(q, k, v, causal=causal, scale=0.2, bias=bias)
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+    gradients = [torch.autograd.grad(out.square().sum(), bias)[0] for out in (got, want)]
+    torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
+
+
+def test_a_row_whose_bias_hides_every_key_gives_zeros() -> None:
+    q, bias = torch.randn(1, 1, 3, 64), torch.zeros(1, 1, 3, 1)
+    bias[:, :, 1] = float("-inf")
+    out = attention(q, q, q, bias=bias)
+    assert not out[:, :, 1].any() and bool(out[:, :, [0, 2]].all())
+
+
 @pytest.mark.parametrize(("change", "rule"), [
+    (lambda a: a.update(bias=torch.zeros(64, 64)), r"bias must broadcast to \[1, 4, 64, 64\], got \[64, 64\]"),
+    (lambda a: a.update(bias=torch.zeros(1, 4, 64, 64, dtype=torch.bool)), "bias must be floating point"),
     (lambda a: a.update(k=a["k"][..., :32]), "k and v must be"),
     (lambda a: a.update(q=a["q"].double()), "q must be fp16"),
     (lambda a: a.update(q=a["q"][0]), r"q must be \[B, H, N, D\]"),
