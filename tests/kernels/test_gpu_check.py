@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import gpu_check
 from kernels.gpu_case import Case
 from kernels.gpu_check import check_all, judge, main, sanitize, write
 from kernels.gpu_measure import guarded
@@ -111,8 +111,8 @@ def test_no_time_left_is_said(tmp_path: Path) -> None:
 
 def test_the_file_is_json_whatever_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "out.json"
-    write(path, {"a": math.inf, "b": (math.nan, 1.5), 3: torch.bfloat16})
-    assert json.loads(path.read_text()) == {"a": "inf", "b": ["nan", 1.5], "3": "torch.bfloat16"}
+    write(path, {"a": math.inf, "b": (math.nan, 1.5), "c": torch.bfloat16})
+    assert json.loads(path.read_text()) == {"a": "inf", "b": ["nan", 1.5], "c": "torch.bfloat16"}
     assert not list(path.parent.glob("*.new"))
 
 
@@ -149,7 +149,7 @@ def test_launches_compile_for_a_card_that_is_not_here(capsys: pytest.CaptureFixt
 
 
 def test_a_checker_that_is_not_there_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_check.shutil, "which", lambda *args, **options: None)
+    monkeypatch.setattr(shutil, "which", lambda *args, **options: None)
     assert sanitize("memcheck", time.monotonic() + 300) == {"skipped": "compute-sanitizer is not installed"}
-    monkeypatch.setattr(gpu_check.shutil, "which", lambda *args, **options: "compute-sanitizer")
+    monkeypatch.setattr(shutil, "which", lambda *args, **options: "compute-sanitizer")
     assert sanitize("memcheck", time.monotonic()) == {"skipped": "time is up"}
