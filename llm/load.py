@@ -6,7 +6,7 @@ from llguidance import LLTokenizer
 
 from llm.engine import Engine
 from llm.errors import CheckpointError
-from llm.kv_cache import BLOCK_SIZE
+from llm.kv_cache import BLOCK_SIZE, Traffic
 from llm.model_runner import ModelRunner, load_model
 from llm.scheduler import SchedulerLimits
 
@@ -40,14 +40,15 @@ def load_engine(
         UnsupportedModel: the architecture would be computed wrongly.
     """
     is_cpu = device == "cpu"
+    if limits is None:
+        limits = CPU_LIMITS if is_cpu else GPU_LIMITS
     runner = ModelRunner(
         load_model(folder, device),
         kv_tokens,
         max_kv_tokens=MAX_CPU_KV_TOKENS if is_cpu else None,
         block_size=BLOCK_SIZE if is_cpu else GPU_BLOCK_SIZE,
+        traffic=Traffic(limits.max_sequences, limits.max_step_tokens),
     )
-    if limits is None:
-        limits = CPU_LIMITS if is_cpu else GPU_LIMITS
     eos_token_ids = _eos_token_ids(runner)
     try:
         text = (folder / "tokenizer.json").read_text()

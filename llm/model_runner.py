@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from llm.attention import NAME, Probe, StepBatch, pack
+from llm.attention import NAME, Probe, Step, pack, plan
 from llm.errors import CheckpointError, UnsupportedModel
-from llm.kv_cache import BLOCK_SIZE, KvCache, LayerSpec, PrefixHit, SequenceBlocks
+from llm.kv_cache import BLOCK_SIZE, KvCache, LayerSpec, PrefixHit, SequenceBlocks, Traffic, cache_bytes
 from llm.latent_attention import page_latents
 
 logger = logging.getLogger(__name__)
@@ -29,8 +29,6 @@ GPU_DTYPE = torch.bfloat16
 _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
 _LAYER_KINDS = {"full_attention", "sliding_attention"}
 MAX_CONTEXTS = 32
-# groups of layers with a window are given room for this many windows
-WINDOWED_SEQUENCES = 64
 _CHECK_TOKENS = 12
 # largest difference of the check's logits, in standard deviations: rounding of another order of sums, no more
 _CHECK_TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.3}
@@ -64,12 +62,14 @@ class ModelRunner:
         *,
         max_kv_tokens: int | None = None,
         block_size: int = BLOCK_SIZE,
+        traffic: Traffic | None = None,
     ) -> None:
         """Prepare a model.
 
         Args:
             kv_tokens: token places for all sequences together; None: what memory holds, at most `max_kv_tokens`.
             block_size: tokens a block, one of the kernels' page sizes.
+            traffic: what layers with a window are sized for; None: as many places as the others have.
 
         Raises UnsupportedModel if the architecture would be computed wrongly.
         """
@@ -88,16 +88,10 @@ class ModelRunner:
         page_latents(model)
         specs = self._probe()
         if kv_tokens is None:
-            kv_tokens = plan_kv_tokens(model, specs, free_memory_bytes(self.device))
+            kv_tokens = plan_kv_tokens(model, specs, free_memory_bytes(self.device), block_size, traffic)
             kv_tokens = kv_tokens if max_kv_tokens is None else min(kv_tokens, max_kv_tokens)
-        windows = [spec.window for spec in specs if spec.window is not None]
         self.kv_cache = KvCache(
-            specs,
-            kv_tokens,
-            dtype=model.dtype,
-            device=self.device,
-            block_size=block_size,
-            windowed_tokens=WINDOWED_SEQUENCES * (max(windows) + 4 * block_size) if windows else None,
+            specs, kv_tokens, dtype=model.dtype, device=self.device, block_size=block_size, traffic=traffic
         )
         self._check_answers(expected)
 
@@ -128,18 +122,23 @@ class ModelRunner:
         if fed_rows:
             assert fed is not None
             input_ids[torch.tensor(fed_places, device=self.device)] = fed[torch.tensor(fed_rows, device=self.device)]
-        tables = [chunk.blocks.tables for chunk in chunks]
-        lengths = [chunk.length for chunk in chunks]
         logits = self._run(
             input_ids,
             torch.tensor(positions, device=self.device),
-            pack(self.kv_cache, tables, [chunk.past for chunk in chunks], lengths, self.device),
+            self._step(chunks),
             # an empty index would be read as "all"
             torch.tensor(wanted or [len(token_ids) - 1], device=self.device),
         )
         return logits if wanted else logits[:0]
 
-    def _run(self, input_ids: Tensor, positions: Tensor, step: StepBatch | Probe, wanted: Tensor) -> Tensor:
+    def _step(self, chunks: Sequence[Chunk]) -> Step:
+        tables = [chunk.blocks.tables for chunk in chunks]
+        starts, lengths = [chunk.past for chunk in chunks], [chunk.length for chunk in chunks]
+        if self.device.type == "cpu":
+            return plan(self.kv_cache, tables, starts, lengths)
+        return pack(self.kv_cache, tables, starts, lengths, self.device)
+
+    def _run(self, input_ids: Tensor, positions: Tensor, step: Step | Probe, wanted: Tensor) -> Tensor:
         """Run the model on packed tokens [N]; gives logits [B, V] fp32 at the wanted places [B]."""
         output = self.model(
             input_ids=input_ids.unsqueeze(0),
@@ -211,14 +210,28 @@ class ModelRunner:
         logger.debug("%s: paged logits differ by %.2g standard deviations", type(self.model).__name__, difference)
 
 
-def plan_kv_tokens(model: PreTrainedModel, specs: Sequence[LayerSpec], memory_bytes: int) -> int:
-    """Say how many token places fit into `memory_bytes`; at least one sequence of the model's context is aimed at.
+def plan_kv_tokens(
+    model: PreTrainedModel,
+    specs: Sequence[LayerSpec],
+    memory_bytes: int,
+    block_size: int = BLOCK_SIZE,
+    traffic: Traffic | None = None,
+) -> int:
+    """Say how many token places fit into `memory_bytes`, in whole blocks, at least one.
 
-    More than MAX_CONTEXTS contexts are of no use to the number of sequences that run at once.
+    Layers with a window take what `traffic` makes them hold. More than MAX_CONTEXTS contexts are of no use to the
+    number of sequences that run at once.
     """
-    place_bytes = sum(spec.bytes_per_token(model.dtype) for spec in specs)
     context = int(model.config.get_text_config().max_position_embeddings)
-    return max(1, min(memory_bytes // place_bytes, MAX_CONTEXTS * context))
+    # memory grows with the number of blocks: more than `fewest` may fit, `most` + 1 does not or is of no use
+    fewest, most = 1, max(1, MAX_CONTEXTS * context // block_size)
+    while fewest < most:
+        middle = (fewest + most + 1) // 2
+        if cache_bytes(specs, middle, block_size, model.dtype, traffic) <= memory_bytes:
+            fewest = middle
+        else:
+            most = middle - 1
+    return fewest * block_size
 
 
 def free_memory_bytes(device: torch.device | str) -> int:
