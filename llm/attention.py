@@ -37,13 +37,14 @@ class StepBatch:
     """What attention must know of one step.
 
     context_lens: [B] int32 tokens of each sequence, the new ones included. cu_seqlens_q: [B + 1] int32 where the new
-    tokens of each begin; None: one each.
+    tokens of each begin; None: one each. is_invariant: what a row gets must not depend on the others.
     """
 
     kv_cache: KvCache
     groups: Sequence[GroupBatch]
     context_lens: Tensor
     cu_seqlens_q: Tensor | None
+    is_invariant: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,7 @@ def attend(
         scale=scale,
         window=spec.window,
         soft_cap=soft_cap,
+        invariant=step_batch.is_invariant,
         # tables are the scheduler's own, checked when it is idle; reading them costs more than it is worth a layer
         check_blocks=False,
     )
@@ -179,12 +181,17 @@ def plan(
     tables: Sequence[Sequence[Sequence[int]]],
     starts: Sequence[int],
     lengths: Sequence[int],
+    num_padding: int = 0,
+    *,
+    is_by_row: bool = False,
 ) -> PlannedStep:
     """Plan a step of B sequences for a CPU.
 
     Args:
         tables: of each sequence its tables, one a layer group.
         starts: tokens of each that came before; lengths: new tokens of each.
+        num_padding: rows behind them that are nobody's.
+        is_by_row: let no row's bits depend on the rows beside it.
     """
     plans = [
         PagedPlan(
@@ -195,6 +202,8 @@ def plan(
             # block 0 is there too
             num_pages=group.pool.num_blocks + 1,
             window=group.window,
+            num_padding=num_padding,
+            is_by_row=is_by_row,
         )
         for index, group in enumerate(kv_cache.groups)
     ]
@@ -207,6 +216,9 @@ def pack(
     starts: Sequence[int],
     lengths: Sequence[int],
     device: torch.device,
+    *,
+    num_padding: int = 0,
+    is_invariant: bool = False,
 ) -> StepBatch:
     """Describe a step of B sequences for a device, arguments as `plan` takes them."""
     size = kv_cache.block_size
@@ -220,6 +232,10 @@ def pack(
             for position in range(start, start + length)
         ]
         padded = [[*row, *[0] * (longest - len(row))] for row in rows]
+        if num_padding:
+            # a sequence without a text: it stores nothing and gets zeros
+            slots += [-1] * num_padding
+            padded.append([0] * longest)
         groups.append(
             GroupBatch(
                 torch.tensor(padded, dtype=torch.int32, device=device),
@@ -227,10 +243,16 @@ def pack(
             )
         )
     contexts = [start + length for start, length in zip(starts, lengths, strict=True)]
+    counts = list(lengths)
+    if num_padding:
+        contexts.append(0)
+        counts.append(num_padding)
     begins = None
-    if any(length != 1 for length in lengths):
-        begins = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
-    return StepBatch(kv_cache, groups, torch.tensor(contexts, dtype=torch.int32, device=device), begins)
+    # in invariant mode the launch is always the same
+    if is_invariant or any(count != 1 for count in counts):
+        begins = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+    context_lens = torch.tensor(contexts, dtype=torch.int32, device=device)
+    return StepBatch(kv_cache, groups, context_lens, begins, is_invariant)
 
 
 AttentionInterface.register(NAME, packed_attention)

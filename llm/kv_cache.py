@@ -236,6 +236,17 @@ class KvCache:
         self._owned[owner] = SequenceBlocks(tables, passed)
         return self._owned[owner]
 
+    def begin_with(self, owner: str, num_passed: Sequence[int], num_tokens: int) -> SequenceBlocks:
+        """Give `owner` blocks of its own for `num_tokens` tokens but those passed; there must be room (`can_begin`)."""
+        assert owner not in self._owned, f"{owner} already owns blocks"
+        wanted = -(-num_tokens // self.block_size)
+        tables = [
+            [*[NULL_BLOCK] * passed, *group.pool.allocate(wanted - passed)]
+            for group, passed in zip(self.groups, num_passed, strict=True)
+        ]
+        self._owned[owner] = SequenceBlocks(tables, list(num_passed))
+        return self._owned[owner]
+
     def grow(self, blocks: SequenceBlocks, num_computed: int, num_tokens: int) -> bool:
         """Give back what tokens from `num_computed` on do not see, and make room up to `num_tokens`; False: no room.
 
