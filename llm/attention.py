@@ -2,7 +2,8 @@
 
 transformers' model code passes `step_batch` through its keyword arguments down to here and holds no cache of its own.
 Rows of a packed batch are the new tokens of several sequences, one after the other. New keys and values are stored
-first, then `kernels.paged_attention` reads them with all that came before.
+first, then `kernels.paged_attention` reads them with all that came before. On a CPU a step is planned once for all
+layers (`kernels.paged_attention_plan`): what sequences and pages there are is then known on the host.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from transformers import AttentionInterface
 
 from kernels.kv_store import kv_store
 from kernels.paged_attention import paged_attention
+from kernels.paged_attention_plan import PagedPlan
 from llm.errors import UnsupportedModel
 from llm.kv_cache import KvCache, LayerSpec
 
@@ -35,13 +37,25 @@ class StepBatch:
     """What attention must know of one step.
 
     context_lens: [B] int32 tokens of each sequence, the new ones included. cu_seqlens_q: [B + 1] int32 where the new
-    tokens of each begin; None: one each.
+    tokens of each begin; None: one each. is_invariant: what a row gets must not depend on the others.
     """
 
     kv_cache: KvCache
     groups: Sequence[GroupBatch]
     context_lens: Tensor
     cu_seqlens_q: Tensor | None
+    is_invariant: bool = False
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """The same on a CPU: a plan a layer group."""
+
+    kv_cache: KvCache
+    plans: Sequence[PagedPlan]
+
+
+Step = StepBatch | PlannedStep
 
 
 @dataclass(frozen=True)
@@ -64,7 +78,7 @@ def packed_attention(
     s_aux: Tensor | None = None,
     is_causal: bool | None = None,
     position_bias: Tensor | None = None,
-    step_batch: StepBatch | Probe | None = None,
+    step_batch: Step | Probe | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
     """Store the new keys and values, then let each sequence attend to its own past.
@@ -103,7 +117,7 @@ def packed_attention(
 
 
 def attend(
-    step_batch: StepBatch,
+    step_batch: Step,
     layer: int,
     query: Tensor,
     key: Tensor,
@@ -123,18 +137,20 @@ def attend(
     """
     cache = step_batch.kv_cache
     spec = cache.specs[layer]
-    group = step_batch.groups[cache.group_of[layer]]
     keys, values = cache.layer(layer)
     # widths that the kernels take: zeros change no score, and columns that nobody asked for are cut off again
-    kv_store(
-        _widen(key, keys.shape[3]),
-        None if value is None else _widen(value, values.shape[3]),
-        keys,
-        None if value is None else values,
-        group.slot_mapping,
-    )
+    query, key = _widen(query, keys.shape[3]), _widen(key, keys.shape[3])
+    value = None if value is None else _widen(value, values.shape[3])
+    if isinstance(step_batch, PlannedStep):
+        plan = step_batch.plans[cache.group_of[layer]]
+        keys, values = cache.layer_by_head(layer)
+        plan.store(key, value, keys, None if value is None else values)
+        output = plan.attend(query, keys, values, scale=scale, sinks=sinks, soft_cap=soft_cap)
+        return output if spec.value_dim == output.shape[2] else output[..., : spec.value_dim]
+    group = step_batch.groups[cache.group_of[layer]]
+    kv_store(key, value, keys, None if value is None else values, group.slot_mapping)
     output = paged_attention(
-        _widen(query, keys.shape[3]),
+        query,
         keys,
         values,
         group.block_table,
@@ -144,6 +160,7 @@ def attend(
         scale=scale,
         window=spec.window,
         soft_cap=soft_cap,
+        invariant=step_batch.is_invariant,
         # tables are the scheduler's own, checked when it is idle; reading them costs more than it is worth a layer
         check_blocks=False,
     )
@@ -159,19 +176,51 @@ def _widen(x: Tensor, width: int) -> Tensor:
     return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 
 
+def plan(
+    kv_cache: KvCache,
+    tables: Sequence[Sequence[Sequence[int]]],
+    starts: Sequence[int],
+    lengths: Sequence[int],
+    num_padding: int = 0,
+    *,
+    is_by_row: bool = False,
+) -> PlannedStep:
+    """Plan a step of B sequences for a CPU.
+
+    Args:
+        tables: of each sequence its tables, one a layer group.
+        starts: tokens of each that came before; lengths: new tokens of each.
+        num_padding: rows behind them that are nobody's.
+        is_by_row: let no row's bits depend on the rows beside it.
+    """
+    plans = [
+        PagedPlan(
+            [table[index] for table in tables],
+            starts,
+            lengths,
+            page=kv_cache.block_size,
+            # block 0 is there too
+            num_pages=group.pool.num_blocks + 1,
+            window=group.window,
+            num_padding=num_padding,
+            is_by_row=is_by_row,
+        )
+        for index, group in enumerate(kv_cache.groups)
+    ]
+    return PlannedStep(kv_cache, plans)
+
+
 def pack(
     kv_cache: KvCache,
     tables: Sequence[Sequence[Sequence[int]]],
     starts: Sequence[int],
     lengths: Sequence[int],
     device: torch.device,
+    *,
+    num_padding: int = 0,
+    is_invariant: bool = False,
 ) -> StepBatch:
-    """Describe a step of B sequences.
-
-    Args:
-        tables: of each sequence its tables, one a layer group.
-        starts: tokens of each that came before; lengths: new tokens of each.
-    """
+    """Describe a step of B sequences for a device, arguments as `plan` takes them."""
     size = kv_cache.block_size
     groups = []
     for group in range(len(kv_cache.groups)):
@@ -183,6 +232,10 @@ def pack(
             for position in range(start, start + length)
         ]
         padded = [[*row, *[0] * (longest - len(row))] for row in rows]
+        if num_padding:
+            # a sequence without a text: it stores nothing and gets zeros
+            slots += [-1] * num_padding
+            padded.append([0] * longest)
         groups.append(
             GroupBatch(
                 torch.tensor(padded, dtype=torch.int32, device=device),
@@ -190,10 +243,16 @@ def pack(
             )
         )
     contexts = [start + length for start, length in zip(starts, lengths, strict=True)]
+    counts = list(lengths)
+    if num_padding:
+        contexts.append(0)
+        counts.append(num_padding)
     begins = None
-    if any(length != 1 for length in lengths):
-        begins = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
-    return StepBatch(kv_cache, groups, torch.tensor(contexts, dtype=torch.int32, device=device), begins)
+    # in invariant mode the launch is always the same
+    if is_invariant or any(count != 1 for count in counts):
+        begins = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+    context_lens = torch.tensor(contexts, dtype=torch.int32, device=device)
+    return StepBatch(kv_cache, groups, context_lens, begins, is_invariant)
 
 
 AttentionInterface.register(NAME, packed_attention)

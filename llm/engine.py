@@ -19,10 +19,12 @@ from dataclasses import dataclass, field
 from llguidance import LLTokenizer
 from torch import Tensor
 
+from llm.chunk import Chunk
 from llm.detokenize import Detokenizer
 from llm.errors import RequestRefused
 from llm.grammar import GrammarCompiler, too_complex
-from llm.model_runner import Chunk, ModelRunner
+from llm.model_runner import ModelRunner
+from llm.offload import OffloadStore
 from llm.prefix_cache import BlockChain
 from llm.request import FinishReason, Output, OutputError, Request, TokenLogprob
 from llm.sampling import Draw, Drawn, mix, sample
@@ -52,18 +54,27 @@ class Engine:
         tokenizer: LLTokenizer,
         eos_token_ids: tuple[int, ...],
         limits: SchedulerLimits | None = None,
+        *,
+        offload_bytes: int = 0,
     ) -> None:
-        """Serve `runner`'s model; a draw needs the tokens before it, so at most one step is ahead of another."""
+        """Serve `runner`'s model; a draw needs the tokens before it, so at most one step is ahead of another.
+
+        `offload_bytes`: CPU memory for the keys and values of preempted sequences; 0: they are computed anew.
+        """
         self.runner = runner
         self.tokenizer = tokenizer
         self.eos_token_ids = eos_token_ids
         self.context_length = runner.context_length
-        self.scheduler = Scheduler(runner.kv_cache, limits or SchedulerLimits())
+        offload = OffloadStore(runner.kv_cache, offload_bytes) if offload_bytes else None
+        self.scheduler = Scheduler(runner.kv_cache, limits or SchedulerLimits(), offload)
         self.grammars = GrammarCompiler(tokenizer)
         self._sequences: dict[str, list[Sequence]] = {}
         assert 1 <= self.scheduler.limits.steps_ahead <= 2, "one step or two may be on their way"
         self._steps: deque[_Step] = deque()
         self._next_number = 0
+        # choices at temperature 0, and those of them that another batch might make otherwise (`llm.near_ties`)
+        self.num_greedy = 0
+        self.num_near_ties = 0
 
     @property
     def has_work(self) -> bool:
@@ -141,7 +152,11 @@ class Engine:
         if self._steps:
             step = self._steps.popleft()
             assert step.drawn is not None or not step.sampled
-            results = step.drawn.read() if step.drawn is not None else []
+            results = []
+            if step.drawn is not None:
+                results = step.drawn.read()
+                self.num_greedy += step.drawn.num_greedy
+                self.num_near_ties += step.drawn.num_near_ties
             for sequence, result in zip(step.sampled, results, strict=True):
                 sequence.num_pending = 0
                 # an abort may have come meanwhile
@@ -159,6 +174,8 @@ class Engine:
     def check_idle(self) -> None:
         """Raise IntegrityError if a block is owned although nothing runs, or is not accounted for."""
         self.scheduler.kv_cache.check(set())
+        if self.scheduler.offload is not None:
+            self.scheduler.offload.check(set())
 
     def _start(self, scheduled: list[Scheduled]) -> _Step:
         """Run the model on what was scheduled; the newest tokens of the step in front come from the device."""
@@ -193,7 +210,9 @@ class Engine:
             return
         is_whole = len(places) == step.logits.shape[0]
         step.drawn = sample(
-            step.logits if is_whole else step.logits[places], [self._draw_of(item) for item in step.sampled]
+            step.logits if is_whole else step.logits[places],
+            [self._draw_of(item) for item in step.sampled],
+            near_ties_of=None if self.runner.is_invariant else self.runner.model.dtype,
         )
         for row, sequence in enumerate(step.sampled):
             sequence.num_pending, sequence.pending_row = 1, row

@@ -9,6 +9,7 @@ to it (`check`).
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,13 @@ from llm.prefix_cache import CachedBlock
 
 # tokens a block: small ones share more of a beginning
 BLOCK_SIZE = 16
+
+
+class Traffic(NamedTuple):
+    """What runs at once at most: sequences, and tokens of one step."""
+
+    max_sequences: int
+    max_step_tokens: int
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,28 @@ class LayerSpec:
         return self.num_kv_heads * columns * dtype.itemsize
 
 
+def group_blocks(window: int | None, num_blocks: int, block_size: int, traffic: Traffic | None) -> int:
+    """Say how many blocks layers with this window get where those that see everything get `num_blocks`.
+
+    A sequence holds its window, cut by blocks at both ends; the tokens of one step come on top, in blocks begun by each
+    sequence. As much again is left for beginnings that are kept.
+    """
+    if window is None or traffic is None:
+        return num_blocks
+    held = traffic.max_sequences * (-(-window // block_size) + 2) + -(-traffic.max_step_tokens // block_size)
+    return min(num_blocks, 2 * held)
+
+
+def cache_bytes(
+    layers: Sequence[LayerSpec], num_blocks: int, block_size: int, dtype: torch.dtype, traffic: Traffic | None
+) -> int:
+    """Say what a cache takes, the block that is never handed out included."""
+    return sum(
+        (group_blocks(spec.window, num_blocks, block_size, traffic) + 1) * block_size * spec.bytes_per_token(dtype)
+        for spec in layers
+    )
+
+
 @dataclass
 class LayerGroup:
     """The layers that have one window, and their blocks."""
@@ -96,30 +126,26 @@ class KvCache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         block_size: int = BLOCK_SIZE,
-        windowed_tokens: int | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
         """Make the pools.
 
         Args:
             layers: one spec a layer.
             num_tokens: token places of a group without a window, rounded down to whole blocks, at least one block.
-            windowed_tokens: the same for a group with a window, which needs fewer; None: as many.
+            traffic: what a group with a window is sized for, at most `num_tokens` places; None: as many.
         """
         device = torch.device(device)
         self.block_size = block_size
         self.specs = tuple(layers)
         num_blocks = max(1, num_tokens // block_size)
-        num_windowed = min(num_blocks, max(1, (windowed_tokens or num_tokens) // block_size))
         windows = sorted({spec.window for spec in layers}, key=lambda window: (window is not None, window or 0))
         self.groups = [
             LayerGroup(
                 window,
                 tuple(layer for layer, spec in enumerate(layers) if spec.window == window),
                 # a CPU reads blocks that follow one another without a copy
-                BlockPool(
-                    num_blocks if window is None or len(windows) == 1 else num_windowed,
-                    prefers_runs=device.type == "cpu",
-                ),
+                BlockPool(group_blocks(window, num_blocks, block_size, traffic), prefers_runs=device.type == "cpu"),
             )
             for window in windows
         ]
@@ -127,6 +153,11 @@ class KvCache:
         self._layers = [
             self._make_layer(spec, self.groups[self.group_of[layer]].pool.num_blocks, dtype, device)
             for layer, spec in enumerate(layers)
+        ]
+        # [P, page, Hkv, D] -> [Hkv, P * page, D]
+        self._by_head = [
+            (keys.permute(2, 0, 1, 3).flatten(1, 2), values.permute(2, 0, 1, 3).flatten(1, 2))
+            for keys, values in self._layers
         ]
         self._owned: dict[str, SequenceBlocks] = {}
 
@@ -150,6 +181,10 @@ class KvCache:
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Give keys [P, page, Hkv, D] and values [P, page, Hkv, D'] of a layer; of latents the values are columns."""
         return self._layers[index]
+
+    def layer_by_head(self, index: int) -> tuple[Tensor, Tensor]:
+        """Give the same keys and values as [Hkv, P * page, D] and [Hkv, P * page, D']."""
+        return self._by_head[index]
 
     def can_hold_one(self, num_tokens: int, step_tokens: int) -> bool:
         """Whether a sequence of so many tokens fits if it is alone, computed in steps of at most `step_tokens`."""
@@ -199,6 +234,17 @@ class KvCache:
         tables = [list(table) for table in hit.tables]
         passed = [sum(block == NULL_BLOCK for block in table) for table in tables]
         self._owned[owner] = SequenceBlocks(tables, passed)
+        return self._owned[owner]
+
+    def begin_with(self, owner: str, num_passed: Sequence[int], num_tokens: int) -> SequenceBlocks:
+        """Give `owner` blocks of its own for `num_tokens` tokens but those passed; there must be room (`can_begin`)."""
+        assert owner not in self._owned, f"{owner} already owns blocks"
+        wanted = -(-num_tokens // self.block_size)
+        tables = [
+            [*[NULL_BLOCK] * passed, *group.pool.allocate(wanted - passed)]
+            for group, passed in zip(self.groups, num_passed, strict=True)
+        ]
+        self._owned[owner] = SequenceBlocks(tables, list(num_passed))
         return self._owned[owner]
 
     def grow(self, blocks: SequenceBlocks, num_computed: int, num_tokens: int) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
 
-from llm.attention import Probe, StepBatch, attend, layer_index
+from llm.attention import Probe, Step, attend, layer_index
 from llm.kv_cache import LayerSpec
 
 
@@ -31,7 +31,7 @@ def latent_attention(
     position_embeddings: tuple[Tensor, Tensor],
     attention_mask: Tensor | None = None,
     *,
-    step_batch: StepBatch | Probe | None = None,
+    step_batch: Step | Probe | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
     """Attend from `hidden_states` [1, N, C] over paged latents; gives [1, N, C]."""

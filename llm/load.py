@@ -6,8 +6,8 @@ from llguidance import LLTokenizer
 
 from llm.engine import Engine
 from llm.errors import CheckpointError
-from llm.kv_cache import BLOCK_SIZE
-from llm.model_runner import ModelRunner, load_model
+from llm.kv_cache import BLOCK_SIZE, Traffic
+from llm.model_runner import ModelRunner, free_memory_bytes, load_model
 from llm.scheduler import SchedulerLimits
 
 # 2026-11, one thread of an AMD EPYC, SmolLM2-135M fp32: steps of 64, 128 and 256 prompt tokens hold the running answers
@@ -26,6 +26,7 @@ def load_engine(
     *,
     kv_tokens: int | None = None,
     limits: SchedulerLimits | None = None,
+    is_invariant: bool = False,
 ) -> Engine:
     """Load a transformers folder as an engine.
 
@@ -34,27 +35,32 @@ def load_engine(
         device: "cpu" or "cuda:N".
         kv_tokens: token places of keys and values, for all sequences together; None: what memory holds, on a CPU at
             most MAX_CPU_KV_TOKENS.
+        is_invariant: give the same bits whatever the batch (`llm.invariant`), at a price.
 
     Raises:
         CheckpointError: files are missing or damaged.
         UnsupportedModel: the architecture would be computed wrongly.
     """
     is_cpu = device == "cpu"
+    if limits is None:
+        limits = CPU_LIMITS if is_cpu else GPU_LIMITS
     runner = ModelRunner(
         load_model(folder, device),
         kv_tokens,
         max_kv_tokens=MAX_CPU_KV_TOKENS if is_cpu else None,
         block_size=BLOCK_SIZE if is_cpu else GPU_BLOCK_SIZE,
+        traffic=Traffic(limits.max_sequences, limits.max_step_tokens),
+        is_invariant=is_invariant,
     )
-    if limits is None:
-        limits = CPU_LIMITS if is_cpu else GPU_LIMITS
     eos_token_ids = _eos_token_ids(runner)
     try:
         text = (folder / "tokenizer.json").read_text()
         tokenizer = LLTokenizer(text, n_vocab=runner.vocab_size, eos_token=list(eos_token_ids))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder.name}: tokenizer.json cannot be read: {error}") from error
-    return Engine(runner, tokenizer, eos_token_ids, limits)
+    # a CPU computes anew what it would only copy beside itself
+    offload_bytes = 0 if is_cpu else free_memory_bytes("cpu")
+    return Engine(runner, tokenizer, eos_token_ids, limits, offload_bytes=offload_bytes)
 
 
 def _eos_token_ids(runner: ModelRunner) -> tuple[int, ...]:

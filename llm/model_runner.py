@@ -4,19 +4,22 @@ A model is probed with one token, which shows what each layer stores; then a sho
 out must be what the model's own attention gives, or the model is refused: an answer is never computed wrongly.
 """
 
+import itertools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from llm.attention import NAME, Probe, StepBatch, pack
+from llm.attention import NAME, Probe, Step, pack, plan
+from llm.chunk import Chunk, tiles
 from llm.errors import CheckpointError, UnsupportedModel
-from llm.kv_cache import BLOCK_SIZE, KvCache, LayerSpec, PrefixHit, SequenceBlocks
+from llm.invariant import EXPERTS, InvariantRows, rows_for
+from llm.kv_cache import BLOCK_SIZE, KvCache, LayerSpec, PrefixHit, Traffic, cache_bytes
 from llm.latent_attention import page_latents
 
 logger = logging.getLogger(__name__)
@@ -29,29 +32,11 @@ GPU_DTYPE = torch.bfloat16
 _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
 _LAYER_KINDS = {"full_attention", "sliding_attention"}
 MAX_CONTEXTS = 32
-# groups of layers with a window are given room for this many windows
-WINDOWED_SEQUENCES = 64
 _CHECK_TOKENS = 12
+# as many rows as a step has
+_NEIGHBOUR_TOKENS = 96
 # largest difference of the check's logits, in standard deviations: rounding of another order of sums, no more
 _CHECK_TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.3}
-
-
-class Chunk(NamedTuple):
-    """New tokens of one sequence, the number that came before them, its blocks, and whether its logits are wanted.
-
-    `fed_row`: the last token is not in `token_ids`; it is that row of the tokens that the step before has drawn.
-    """
-
-    token_ids: Sequence[int]
-    past: int
-    blocks: SequenceBlocks
-    wants_logits: bool
-    fed_row: int | None = None
-
-    @property
-    def length(self) -> int:
-        """New tokens, the one that is fed included."""
-        return len(self.token_ids) + (self.fed_row is not None)
 
 
 class ModelRunner:
@@ -64,12 +49,18 @@ class ModelRunner:
         *,
         max_kv_tokens: int | None = None,
         block_size: int = BLOCK_SIZE,
+        traffic: Traffic | None = None,
+        is_invariant: bool = False,
+        invariant_rows: InvariantRows | None = None,
     ) -> None:
         """Prepare a model.
 
         Args:
             kv_tokens: token places for all sequences together; None: what memory holds, at most `max_kv_tokens`.
             block_size: tokens a block, one of the kernels' page sizes.
+            traffic: what layers with a window are sized for; None: as many places as the others have.
+            is_invariant: give a token's logits the same bits in any batch (`llm.invariant`), at a price.
+            invariant_rows: how steps are padded then; None: what suits the device.
 
         Raises UnsupportedModel if the architecture would be computed wrongly.
         """
@@ -79,6 +70,7 @@ class ModelRunner:
         self.device = model.device
         self.vocab_size = int(model.lm_head.weight.shape[0])
         self.context_length = int(model.config.get_text_config().max_position_embeddings)
+        self.rows: InvariantRows | None = None
         # which text it is does not matter, that its tokens differ does
         self._check_ids = [(7 * index + 3) % self.vocab_size for index in range(_CHECK_TOKENS)]
         # of transformers' own attentions the plain one knows windows, soft caps and sinks
@@ -86,20 +78,23 @@ class ModelRunner:
         expected = self._own_logits()
         model.set_attn_implementation(NAME)
         page_latents(model)
+        if is_invariant and getattr(model.config, "_experts_implementation", None) is not None:
+            model.set_experts_implementation(EXPERTS)
         specs = self._probe()
         if kv_tokens is None:
-            kv_tokens = plan_kv_tokens(model, specs, free_memory_bytes(self.device))
+            kv_tokens = plan_kv_tokens(model, specs, free_memory_bytes(self.device), block_size, traffic)
             kv_tokens = kv_tokens if max_kv_tokens is None else min(kv_tokens, max_kv_tokens)
-        windows = [spec.window for spec in specs if spec.window is not None]
         self.kv_cache = KvCache(
-            specs,
-            kv_tokens,
-            dtype=model.dtype,
-            device=self.device,
-            block_size=block_size,
-            windowed_tokens=WINDOWED_SEQUENCES * (max(windows) + 4 * block_size) if windows else None,
+            specs, kv_tokens, dtype=model.dtype, device=self.device, block_size=block_size, traffic=traffic
         )
         self._check_answers(expected)
+        if is_invariant:
+            self._choose_rows((invariant_rows,) if invariant_rows is not None else rows_for(self.device))
+
+    @property
+    def is_invariant(self) -> bool:
+        """Whether a token's logits have the same bits in any batch."""
+        return self.rows is not None
 
     @torch.inference_mode()
     def forward(self, chunks: Sequence[Chunk], fed: Tensor | None = None) -> Tensor:
@@ -110,6 +105,11 @@ class ModelRunner:
 
         Returns: logits [B, V] fp32 after the last token of each chunk that wants them, in their order.
         """
+        if self.rows is None or self.rows.tile is None:
+            return self._forward_tile(chunks, fed)
+        return torch.cat([self._forward_tile(tile, fed) for tile in tiles(chunks, self.rows.tile)])
+
+    def _forward_tile(self, chunks: Sequence[Chunk], fed: Tensor | None) -> Tensor:
         token_ids: list[int] = []
         positions: list[int] = []
         wanted: list[int] = []
@@ -124,22 +124,35 @@ class ModelRunner:
             positions.extend(range(chunk.past, chunk.past + chunk.length))
             if chunk.wants_logits:
                 wanted.append(len(token_ids) - 1)
+        num_wanted, num_padding = len(wanted), 0
+        if self.rows is not None:
+            num_padding = self.rows.num_padding(len(token_ids))
+            token_ids += [0] * num_padding
+            positions += [0] * num_padding
+            wanted += [0] * self.rows.num_padding(num_wanted)
         input_ids = torch.tensor(token_ids, device=self.device)
         if fed_rows:
             assert fed is not None
             input_ids[torch.tensor(fed_places, device=self.device)] = fed[torch.tensor(fed_rows, device=self.device)]
-        tables = [chunk.blocks.tables for chunk in chunks]
-        lengths = [chunk.length for chunk in chunks]
         logits = self._run(
             input_ids,
             torch.tensor(positions, device=self.device),
-            pack(self.kv_cache, tables, [chunk.past for chunk in chunks], lengths, self.device),
+            self._step(chunks, num_padding),
             # an empty index would be read as "all"
-            torch.tensor(wanted or [len(token_ids) - 1], device=self.device),
+            torch.tensor(wanted or [0], device=self.device),
         )
-        return logits if wanted else logits[:0]
+        return logits[:num_wanted]
 
-    def _run(self, input_ids: Tensor, positions: Tensor, step: StepBatch | Probe, wanted: Tensor) -> Tensor:
+    def _step(self, chunks: Sequence[Chunk], num_padding: int) -> Step:
+        tables = [chunk.blocks.tables for chunk in chunks]
+        starts, lengths = [chunk.past for chunk in chunks], [chunk.length for chunk in chunks]
+        if self.device.type == "cpu":
+            return plan(self.kv_cache, tables, starts, lengths, num_padding, is_by_row=self.is_invariant)
+        return pack(
+            self.kv_cache, tables, starts, lengths, self.device, num_padding=num_padding, is_invariant=self.is_invariant
+        )
+
+    def _run(self, input_ids: Tensor, positions: Tensor, step: Step | Probe, wanted: Tensor) -> Tensor:
         """Run the model on packed tokens [N]; gives logits [B, V] fp32 at the wanted places [B]."""
         output = self.model(
             input_ids=input_ids.unsqueeze(0),
@@ -210,15 +223,59 @@ class ModelRunner:
             )
         logger.debug("%s: paged logits differ by %.2g standard deviations", type(self.model).__name__, difference)
 
+    def _choose_rows(self, choices: Sequence[InvariantRows]) -> None:
+        """Take the first way to pad steps that gives the same bits. Raises UnsupportedModel if none does."""
+        for rows in choices:
+            self.rows = rows
+            if self._has_same_bits():
+                logger.debug("%s: invariant with %s", type(self.model).__name__, rows)
+                return
+        name, device = type(self.model).__name__, self.device
+        raise UnsupportedModel(f"{name}: invariant mode does not give the same bits in every batch on {device}")
 
-def plan_kv_tokens(model: PreTrainedModel, specs: Sequence[LayerSpec], memory_bytes: int) -> int:
-    """Say how many token places fit into `memory_bytes`; at least one sequence of the model's context is aimed at.
+    def _has_same_bits(self) -> bool:
+        """Whether a text run whole, token for token, and in two pieces behind another has the same last logits."""
+        none = PrefixHit(0, [[] for _ in self.kv_cache.groups])
+        ids, found = self._check_ids, []
+        num_neighbour = min(_NEIGHBOUR_TOKENS, self.kv_cache.num_tokens - self.kv_cache.block_size)
+        for cuts, num_beside in (((), 0), (tuple(range(1, _CHECK_TOKENS)), 0), ((5,), num_neighbour)):
+            text, other = (self.kv_cache.begin(name, none) for name in ("check", "neighbour"))
+            assert self.kv_cache.grow(text, 0, _CHECK_TOKENS)
+            logits = torch.empty(0)
+            for start, stop in itertools.pairwise((0, *cuts, _CHECK_TOKENS)):
+                pieces = [Chunk(ids[start:stop], start, text, wants_logits=True)]
+                if num_beside > 0 and self.kv_cache.grow(other, 0, num_beside):
+                    tokens = [ids[index % _CHECK_TOKENS] for index in range(num_beside)]
+                    pieces.insert(0, Chunk(tokens, 0, other, wants_logits=True))
+                logits = self.forward(pieces)[-1]
+            found.append(logits)
+            for name in ("check", "neighbour"):
+                self.kv_cache.free(name)
+        return all(torch.equal(found[0], logits) for logits in found[1:])
 
-    More than MAX_CONTEXTS contexts are of no use to the number of sequences that run at once.
+
+def plan_kv_tokens(
+    model: PreTrainedModel,
+    specs: Sequence[LayerSpec],
+    memory_bytes: int,
+    block_size: int = BLOCK_SIZE,
+    traffic: Traffic | None = None,
+) -> int:
+    """Say how many token places fit into `memory_bytes`, in whole blocks, at least one.
+
+    Layers with a window take what `traffic` makes them hold. More than MAX_CONTEXTS contexts are of no use to the
+    number of sequences that run at once.
     """
-    place_bytes = sum(spec.bytes_per_token(model.dtype) for spec in specs)
     context = int(model.config.get_text_config().max_position_embeddings)
-    return max(1, min(memory_bytes // place_bytes, MAX_CONTEXTS * context))
+    # memory grows with the number of blocks: more than `fewest` may fit, `most` + 1 does not or is of no use
+    fewest, most = 1, max(1, MAX_CONTEXTS * context // block_size)
+    while fewest < most:
+        middle = (fewest + most + 1) // 2
+        if cache_bytes(specs, middle, block_size, model.dtype, traffic) <= memory_bytes:
+            fewest = middle
+        else:
+            most = middle - 1
+    return fewest * block_size
 
 
 def free_memory_bytes(device: torch.device | str) -> int:

@@ -38,7 +38,7 @@ class Grammar:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are drawn. Order: bias and penalties, grammar, temperature, top-k, top-p, min-p, draw.
+    """How tokens are drawn. Order: penalties and bias, grammar, temperature, typical-p, top-k, top-p, min-p, draw.
 
     A draw depends on `seed` and the position alone, so that any replica draws the same. `max_tokens` None: as many as
     the context holds. `logprobs` is the number of alternatives beside each token, None for no logprobs at all.
@@ -50,6 +50,7 @@ class SamplingParams:
     top_k: int | None = None
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
     seed: int = 0
     n: int = 1
     stop: tuple[str, ...] = ()
@@ -69,6 +70,7 @@ class SamplingParams:
         _check("top_k", self.top_k, self.top_k is None or self.top_k >= 1, "at least 1")
         _check("top_p", self.top_p, 0 < self.top_p <= 1, "above 0, at most 1")
         _check("min_p", self.min_p, 0 <= self.min_p < 1, "0 to below 1")
+        _check("typical_p", self.typical_p, 0 < self.typical_p <= 1, "above 0, at most 1")
         _check("seed", self.seed, 0 <= self.seed < MAX_SEED, "0 to below 2^64")
         _check("n", self.n, 1 <= self.n <= 128, "1 to 128")
         _check("stop", len(self.stop), len(self.stop) <= MAX_STOP_STRINGS, f"at most {MAX_STOP_STRINGS} strings")

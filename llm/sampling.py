@@ -5,7 +5,7 @@ stays on the device, where the next step takes it from, and is read on the host 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from kernels import sampling as kernel
 from kernels.sampling_params import Sampled, SamplingContext, count_tokens
 from kernels.sampling_params import SamplingParams as KernelParams
+from llm.near_ties import near_ties
 from llm.request import SamplingParams, TokenLogprob
 
 _MASK = 2**64 - 1
@@ -39,10 +40,20 @@ class Draw:
 class Drawn:
     """The tokens of a step: `token_ids` [B] int64 on the device at once, on the host when they are read."""
 
-    def __init__(self, sampled: Sampled, num_top: Sequence[int | None]) -> None:
+    def __init__(self, sampled: Sampled, num_top: Sequence[int | None], is_near_tie: Tensor | None = None) -> None:
         self.token_ids = sampled.token_ids
+        # greedy choices that were looked at, and how many of them were near-ties, known when they are read
+        self.num_greedy = 0 if is_near_tie is None else len(is_near_tie)
+        self.num_near_ties = 0
         self._num_top = num_top
-        parts = (sampled.token_ids, sampled.is_valid, sampled.logprobs, sampled.top_token_ids, sampled.top_logprobs)
+        parts = (
+            sampled.token_ids,
+            sampled.is_valid,
+            sampled.logprobs,
+            sampled.top_token_ids,
+            sampled.top_logprobs,
+            is_near_tie,
+        )
         self._host = [None if part is None else _to_host(part) for part in parts]
         self._copied: torch.cuda.Event | None = None
         if self.token_ids.is_cuda:
@@ -53,9 +64,10 @@ class Drawn:
         """Wait for the tokens; gives each, with its logprob if asked for, or None where no finite logit is left."""
         if self._copied is not None:
             self._copied.synchronize()
-        token_ids, is_valid, logprobs, top_ids, top_logprobs = (
+        token_ids, is_valid, logprobs, top_ids, top_logprobs, is_near_tie = (
             None if part is None else part.tolist() for part in self._host
         )
+        self.num_near_ties = sum(is_near_tie or ())
         assert token_ids is not None and is_valid is not None
         results: list[tuple[int, TokenLogprob | None] | None] = []
         for row, token_id in enumerate(token_ids):
@@ -69,12 +81,13 @@ class Drawn:
         return results
 
 
-def sample(logits: Tensor, draws: Sequence[Draw]) -> Drawn:
+def sample(logits: Tensor, draws: Sequence[Draw], *, near_ties_of: torch.dtype | None = None) -> Drawn:
     """Draw a token for each row.
 
     Args:
         logits: [B, V] fp32.
         draws: B of them.
+        near_ties_of: the model's dtype, to count near-ties among the greedy choices; None: they are not counted.
     """
     batch, vocab = logits.shape
     params = [draw.params for draw in draws]
@@ -95,32 +108,87 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> Drawn:
     frequency = column([item.frequency_penalty for item in params], neutral=0.0)
     num_top = [item.logprobs for item in params]
     has_output = any(x is not None for x in (repetition, presence, frequency))
+    kernel_params = KernelParams(
+        temperature=temperature,
+        seeds=seeds,
+        positions=positions,
+        top_k=column([min(item.top_k or vocab, vocab) for item in params], torch.int32, neutral=vocab),
+        top_p=column([item.top_p for item in params], neutral=1.0),
+        min_p=column([item.min_p for item in params], neutral=0.0),
+        repetition_penalty=repetition,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+    )
+    context = SamplingContext(
+        prompt_counts=None
+        if repetition is None
+        else _counts(draws, lambda draw: draw.prompt_token_ids, vocab, logits.device),
+        output_counts=_counts(draws, lambda draw: draw.output_token_ids, vocab, logits.device) if has_output else None,
+        bias=_bias(draws, batch, vocab, logits.device),
+        allowed=_allowed(draws, vocab, logits.device),
+    )
+    greedy = [] if near_ties_of is None else [row for row, item in enumerate(params) if item.temperature == 0]
+    typical = [row for row, item in enumerate(params) if item.typical_p < 1 and item.temperature > 0]
+    is_near_tie = None
+    if greedy or typical:
+        scores = adjusted(logits, kernel_params, context)
+        if greedy:
+            assert near_ties_of is not None
+            is_near_tie = near_ties(scores if len(greedy) == batch else scores[greedy], near_ties_of)
+        if typical:
+            masses = torch.tensor([params[row].typical_p for row in typical], device=logits.device)
+            is_typical = typical_tokens(scores[typical] / temperature[typical].unsqueeze(1), masses)
+            bias = torch.zeros_like(logits) if context.bias is None else context.bias
+            bias[typical] = bias[typical].masked_fill(~is_typical, float("-inf"))
+            context = replace(context, bias=bias)
     sampled = kernel.sample(
         logits,
-        KernelParams(
-            temperature=temperature,
-            seeds=seeds,
-            positions=positions,
-            top_k=column([min(item.top_k or vocab, vocab) for item in params], torch.int32, neutral=vocab),
-            top_p=column([item.top_p for item in params], neutral=1.0),
-            min_p=column([item.min_p for item in params], neutral=0.0),
-            repetition_penalty=repetition,
-            presence_penalty=presence,
-            frequency_penalty=frequency,
-        ),
-        SamplingContext(
-            prompt_counts=None
-            if repetition is None
-            else _counts(draws, lambda draw: draw.prompt_token_ids, vocab, logits.device),
-            output_counts=_counts(draws, lambda draw: draw.output_token_ids, vocab, logits.device)
-            if has_output
-            else None,
-            bias=_bias(draws, batch, vocab, logits.device),
-            allowed=_allowed(draws, vocab, logits.device),
-        ),
+        kernel_params,
+        context,
         num_logprobs=max((count for count in num_top if count is not None), default=None),
     )
-    return Drawn(sampled, num_top)
+    return Drawn(sampled, num_top, is_near_tie)
+
+
+def adjusted(logits: Tensor, params: KernelParams, context: SamplingContext) -> Tensor:
+    """Apply penalties, bias and mask to logits [B, V], as `kernels.sampling` does before it cuts and draws."""
+    scores = logits
+    prompt, output = context.prompt_counts, context.output_counts
+    if params.repetition_penalty is not None:
+        factor = params.repetition_penalty.unsqueeze(1)
+        is_seen = torch.zeros_like(scores, dtype=torch.bool)
+        for counts in (prompt, output):
+            is_seen = is_seen if counts is None else is_seen | (counts > 0)
+        scores = torch.where(is_seen, torch.where(scores > 0, scores / factor, scores * factor), scores)
+    if output is not None and params.presence_penalty is not None:
+        scores = scores - params.presence_penalty.unsqueeze(1) * (output > 0)
+    if output is not None and params.frequency_penalty is not None:
+        scores = scores - params.frequency_penalty.unsqueeze(1) * output
+    if context.bias is not None:
+        scores = scores + context.bias
+    if context.allowed is not None:
+        bits = torch.arange(32, dtype=torch.int32, device=scores.device)
+        is_allowed = (context.allowed.unsqueeze(2) >> bits & 1).flatten(1)[:, : scores.shape[1]] != 0
+        scores = scores.masked_fill(~is_allowed, float("-inf"))
+    return scores
+
+
+def typical_tokens(scores: Tensor, masses: Tensor) -> Tensor:
+    """Say which tokens are locally typical (arXiv 2202.00666): [B, V] scores, [B] masses in (0, 1); gives [B, V] bool.
+
+    Those whose surprise is nearest to the entropy, as few as reach the mass; equally near ones stay together.
+    """
+    logprobs = torch.log_softmax(scores, -1)
+    probabilities = logprobs.exp()
+    # what cannot be drawn adds nothing
+    entropy = -(probabilities * logprobs).nan_to_num(0.0).sum(-1, keepdim=True)
+    distance = (-logprobs - entropy).abs().nan_to_num(float("inf"))
+    ordered, order = distance.sort(-1)
+    before = probabilities.gather(-1, order).cumsum(-1)
+    # rounding may leave the mass just out of reach: then everything stays
+    last = (before < masses.unsqueeze(1)).sum(-1, keepdim=True).clamp(max=scores.shape[1] - 1)
+    typical: Tensor = distance <= ordered.gather(-1, last)
+    return typical
 
 
 def mix(value: int) -> int:

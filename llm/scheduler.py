@@ -1,7 +1,8 @@
 """Who computes what in the next step: first who writes, one token each, then prompts in chunks.
 
 Blocks are taken as they are needed. When they run out, the running sequence of the lowest priority, and of these the
-youngest, is preempted: it waits again and computes its tokens anew, most of them from the prefix cache as a rule.
+youngest, is preempted: it waits again and computes its tokens anew, most of them from the prefix cache as a rule; with
+an `OffloadStore` its blocks are copied out and back instead, unless the prefix cache still has all but the last.
 Order is by priority, then arrival. Who was overtaken MAX_OVERTAKEN times goes before all others, so none starves, and
 the first in order always gets on, since each sequence alone fits the pool.
 """
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from llm.kv_cache import KvCache, PrefixHit
+from llm.offload import Offloaded, OffloadStore
 from llm.sequence import Sequence
 
 # a sequence waits for a running one that is about to compute at least this much more of the same beginning
@@ -41,9 +43,10 @@ class Scheduled:
 class Scheduler:
     """The waiting and the running."""
 
-    def __init__(self, kv_cache: KvCache, limits: SchedulerLimits) -> None:
+    def __init__(self, kv_cache: KvCache, limits: SchedulerLimits, offload: OffloadStore | None = None) -> None:
         self.kv_cache = kv_cache
         self.limits = limits
+        self.offload = offload
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preempted = 0
@@ -59,6 +62,8 @@ class Scheduler:
         if sequence.blocks is None:
             if sequence in self.waiting:
                 self.waiting.remove(sequence)
+            if self.offload is not None:
+                self.offload.drop(sequence.name)
             return
         self.running.remove(sequence)
         self._free(sequence, is_sound=is_sound)
@@ -109,7 +114,11 @@ class Scheduler:
                 return
             chain = head.chain.extend(head.token_ids)
             hit = self.kv_cache.match(chain, len(head.token_ids))
-            if self._is_awaited(head, hit):
+            copy = self._copy_of(head, hit)
+            if copy is not None:
+                # its own blocks, all of them
+                hit = PrefixHit(0, [[] for _ in self.kv_cache.groups])
+            elif self._is_awaited(head, hit):
                 return
             if not self._fits(head, hit):
                 victim = self._victim_for(head)
@@ -118,11 +127,27 @@ class Scheduler:
                 self._preempt(victim)
                 self.waiting.sort(key=rank)
                 continue
-            self._begin(self.waiting.pop(0), hit)
+            self._begin(self.waiting.pop(0), hit, copy)
 
-    def _begin(self, sequence: Sequence, hit: PrefixHit) -> None:
-        sequence.blocks = self.kv_cache.begin(sequence.name, hit)
-        sequence.num_computed = hit.num_tokens
+    def _copy_of(self, head: Sequence, hit: PrefixHit) -> Offloaded | None:
+        """Find the copy that `head` goes on from, unless the prefix cache has all of it but the end of a block."""
+        copy = None if self.offload is None else self.offload.get(head.name)
+        is_shared = (
+            hit.num_tokens > 0 and copy is not None and copy.num_tokens < hit.num_tokens + self.kv_cache.block_size
+        )
+        return None if is_shared else copy
+
+    def _begin(self, sequence: Sequence, hit: PrefixHit, copy: Offloaded | None) -> None:
+        if copy is not None:
+            assert self.offload is not None
+            sequence.blocks = self.kv_cache.begin_with(sequence.name, copy.num_passed, copy.num_tokens)
+            sequence.num_computed = copy.num_tokens
+            self.offload.restore(sequence.name, sequence.blocks)
+        else:
+            if self.offload is not None:
+                self.offload.drop(sequence.name)
+            sequence.blocks = self.kv_cache.begin(sequence.name, hit)
+            sequence.num_computed = hit.num_tokens
         if sequence.num_cached is None:
             sequence.num_cached = min(hit.num_tokens, sequence.num_prompt_tokens)
             self.num_prefix_queries += sequence.num_prompt_tokens
@@ -157,6 +182,9 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
+        if self.offload is not None:
+            assert sequence.blocks is not None
+            self.offload.save(sequence.name, sequence.blocks, sequence.num_computed)
         self._free(sequence)
         sequence.num_overtaken += 1
         self.num_preempted += 1

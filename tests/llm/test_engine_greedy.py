@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from llguidance import LLTokenizer
 from transformers import PreTrainedModel
 
 from llm.engine import Engine
 from llm.errors import RequestRefused, UnsupportedModel
-from llm.kv_cache import LayerSpec
-from llm.model_runner import plan_kv_tokens
+from llm.kv_cache import KvCache, LayerSpec, Traffic
+from llm.model_runner import ModelRunner, plan_kv_tokens
 from llm.request import Output, Request, SamplingParams
+from llm.scheduler import SchedulerLimits
 
 Run = Callable[[Engine], dict[str, list[Output]]]
 ARCHITECTURES = (
@@ -230,9 +232,47 @@ def test_a_model_whose_paged_answers_differ_from_its_own_is_refused(
 
 def test_the_pool_is_planned_from_memory(tiny_model: Callable[..., PreTrainedModel]) -> None:
     model = tiny_model()
-    # 2 layers x (keys and values) x 2 heads x 64 stored columns x 4 bytes = 2048 bytes a token
+    # 2 layers x (keys and values) x 2 heads x 64 stored columns x 4 bytes = 2048 bytes a token, 32768 a block of 16
     specs = [LayerSpec(2, 8, 8)] * 2
-    assert plan_kv_tokens(model, specs, 2_048_000) == 1000
+    # of 62 blocks that fit one is never handed out
+    assert plan_kv_tokens(model, specs, 62 * 32768 + 5) == 61 * 16
     # 32 contexts of 256 are more than enough
     assert plan_kv_tokens(model, specs, 10**9) == 32 * 256
-    assert plan_kv_tokens(model, specs, 0) == 1
+    assert plan_kv_tokens(model, specs, 0) == 16
+
+
+def test_layers_with_a_window_are_planned_for_what_they_hold(tiny_model: Callable[..., PreTrainedModel]) -> None:
+    model = tiny_model()
+    full, windowed = LayerSpec(2, 8, 8), LayerSpec(2, 8, 8, window=20)
+    # twice 3 sequences of 2 + 2 blocks and a step of 2: 28 blocks of the windowed layer, 16384 bytes a block and layer
+    traffic = Traffic(max_sequences=3, max_step_tokens=32)
+    memory = (28 + 1 + 100 + 1) * 16384
+    planned = plan_kv_tokens(model, [full, windowed], memory, traffic=traffic)
+    assert planned == 100 * 16
+    assert plan_kv_tokens(model, [full, full], memory, traffic=traffic) == 64 * 16
+    cache = KvCache([full, windowed], planned, traffic=traffic)
+    assert cache.size_bytes == memory
+    assert [group.pool.num_blocks for group in cache.groups] == [100, 28]
+    assert KvCache([full, windowed], planned + 16, traffic=traffic).size_bytes == memory + 16384
+    # with little memory both have as much
+    assert plan_kv_tokens(model, [full, windowed], 22 * 16384, traffic=traffic) == 10 * 16
+
+
+@pytest.mark.parametrize("architecture", ["Mistral", "Gemma3Text", "GptOss"])
+def test_full_traffic_fits_what_is_planned_for_it(
+    architecture: str, tiny_model: Callable[..., PreTrainedModel], ll_tokenizer: LLTokenizer, run_all: Run
+) -> None:
+    limits = SchedulerLimits(max_sequences=5, max_step_tokens=24)
+    runner = ModelRunner(tiny_model(architecture), 2048, traffic=Traffic(5, 24))
+    engine = Engine(runner, ll_tokenizer, (256,), limits)
+    # twice 5 * (1 + 2) + 2 blocks
+    assert [g.pool.num_blocks for g in runner.kv_cache.groups if g.window] == [34]
+    most = 0
+    for number, prompt in enumerate(prompts(12, seed=8, longest=120)):
+        engine.add_request(Request(f"r{number}", prompt, greedy(100)))
+    while engine.has_work:
+        engine.launch()
+        most = max(most, *(g.pool.num_used for g in runner.kv_cache.groups if g.window))
+        engine.collect()
+    assert engine.scheduler.num_preempted == 0
+    assert 5 <= most <= 17

@@ -6,11 +6,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from transformers import TypicalLogitsWarper
 
+from kernels.sampling import sample as kernel_sample
+from kernels.sampling_params import SamplingContext
+from kernels.sampling_params import SamplingParams as KernelParams
 from llm.engine import Engine
 from llm.errors import RequestRefused
-from llm.request import Output, Request, SamplingParams
-from llm.sampling import Draw, mix, sample
+from llm.request import Grammar, Output, Request, SamplingParams
+from llm.sampling import Draw, adjusted, mix, sample, typical_tokens
 
 Run = Callable[[Engine], dict[str, list[Output]]]
 LOGITS = torch.tensor([2.0, 1.0, 0.5, -1.0, -3.0])
@@ -47,6 +51,53 @@ def test_draws_follow_the_cut_distribution(params: SamplingParams, kept: list[in
 def test_temperature_sharpens() -> None:
     wanted = torch.softmax(LOGITS.double() / 0.5, 0).numpy()
     assert np.all(np.abs(frequencies(SamplingParams(temperature=0.5)) - wanted) < 0.03)
+
+
+@pytest.mark.parametrize(("mass", "temperature"), [(0.2, 1.0), (0.5, 1.0), (0.9, 0.7), (0.95, 2.0)])
+def test_typical_tokens_are_those_of_transformers(mass: float, temperature: float) -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(6, 500) * 3
+    kept = TypicalLogitsWarper(mass)(torch.empty(0, dtype=torch.int64), rows.double() / temperature).isfinite()  # type: ignore[arg-type]
+    got = typical_tokens(rows.double() / temperature, torch.full((6,), mass).double())
+    assert torch.equal(got, kept)
+    # rows of other rules beside them; whatever is drawn is typical
+    params = SamplingParams(typical_p=mass, temperature=temperature)
+    for seed in range(40):
+        draws = [Draw(params if row != 3 else SamplingParams(temperature=0), seed, row) for row in range(6)]
+        results = sample(rows, draws).read()
+        for row, result in enumerate(results):
+            assert result is not None
+            assert kept[row, result[0]] if row != 3 else result[0] == int(rows[3].argmax())
+
+
+def test_a_typical_draw_follows_bias_and_grammar() -> None:
+    # 0.607, 0.223, 0.135, 0.030, 0.004: the entropy is 1.04 nats; surprises are 0.50, 1.50, 2.00, 3.50 and 5.50
+    wanted = np.zeros(5)
+    wanted[:2] = PROBABILITIES[:2] / PROBABILITIES[:2].sum()
+    got = frequencies(SamplingParams(typical_p=0.7))
+    assert np.all(np.abs(got - wanted) <= 4 * np.sqrt(wanted * (1 - wanted) / 4000) + 1e-9)
+    # the second is nearest, not the likeliest
+    assert frequencies(SamplingParams(typical_p=0.2))[1] == 1
+    # without the first two the entropy is 0.58, and the third, 0.23, is nearest
+    assert frequencies(SamplingParams(typical_p=0.3, logit_bias={1: -100.0}), allowed=bytes([0b11110]))[2] == 1
+
+
+def test_adjusted_scores_are_the_kernels() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(4, 70)
+    counts = torch.randint(0, 3, (2, 4, 70), dtype=torch.int32)
+    params = KernelParams(
+        temperature=torch.ones(4),
+        seeds=torch.zeros(4, dtype=torch.int64),
+        positions=torch.zeros(4, dtype=torch.int64),
+        repetition_penalty=torch.tensor([1.0, 2.0, 0.5, 1.3]),
+        presence_penalty=torch.tensor([0.0, 0.5, -1.0, 2.0]),
+        frequency_penalty=torch.tensor([0.3, 0.0, -0.5, 1.0]),
+    )
+    context = SamplingContext(counts[0], counts[1], torch.randn(4, 70), torch.randint(1, 2**31, (4, 3)).int())
+    drawn = kernel_sample(logits, params, context, with_probabilities=True)
+    assert drawn.probabilities is not None
+    torch.testing.assert_close(torch.softmax(adjusted(logits, params, context), -1), drawn.probabilities)
 
 
 def test_grammar_and_forbidden_tokens_are_never_drawn() -> None:
@@ -141,6 +192,19 @@ def test_min_tokens_holds_the_end_off_and_usage_counts_it(make_engine: Callable[
     assert [last[name].finish_reason for name in ("soon", "late", "never")] == ["stop", "stop", "length"]
 
 
+@pytest.mark.parametrize("logprobs", [None, 0])
+@pytest.mark.parametrize("pattern", ["a", "a{1,2}", "a{1,9}"])
+def test_a_grammar_that_is_at_its_end_ends_before_min_tokens(
+    pattern: str, logprobs: int | None, make_engine: Callable[..., Engine], run_all: Run
+) -> None:
+    engine = make_engine()
+    params = SamplingParams(temperature=0, min_tokens=5, max_tokens=20, logprobs=logprobs, logit_bias={256: 50.0})
+    engine.add_request(Request("a", (1, 2, 3), params, Grammar("regex", pattern)))
+    outputs = run_all(engine)["a"]
+    assert outputs[-1].finish_reason == "stop"
+    assert "".join(output.text for output in outputs) == "a" * {"a": 1, "a{1,2}": 2, "a{1,9}": 5}[pattern]
+
+
 @pytest.mark.parametrize(
     ("params", "param"),
     [
@@ -149,6 +213,8 @@ def test_min_tokens_holds_the_end_off_and_usage_counts_it(make_engine: Callable[
         (SamplingParams(top_p=0), "top_p"),
         (SamplingParams(top_k=0), "top_k"),
         (SamplingParams(min_p=1), "min_p"),
+        (SamplingParams(typical_p=0), "typical_p"),
+        (SamplingParams(typical_p=1.1), "typical_p"),
         (SamplingParams(max_tokens=0), "max_tokens"),
         (SamplingParams(stop=("",)), "stop"),
         (SamplingParams(logit_bias={400: 1}), "logit_bias"),
