@@ -78,6 +78,7 @@ class Sampling(_Message):
     top_k: int | None = None
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
     seed: int = 0
     n: int = 1
     stop: list[str] = []

@@ -129,6 +129,7 @@ class SamplingFields(_Body):
     # ours
     top_k: Annotated[int, Field(ge=1)] | None = None
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    typical_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     min_tokens: Annotated[int, Field(ge=0)] = 0
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
     stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field([], max_length=64)
@@ -232,6 +233,7 @@ def sampling_of(
         top_k=body.top_k,
         top_p=defaults["top_p"] if body.top_p is None else body.top_p,
         min_p=body.min_p,
+        typical_p=body.typical_p,
         # negative seeds are allowed by OpenAI
         seed=(body.seed if body.seed is not None else seed) % 2**64,
         n=body.n,

@@ -35,7 +35,8 @@ def caches(kv_heads: int = 2, width: int = 64) -> tuple[torch.Tensor, torch.Tens
 
 
 def paged(cache: torch.Tensor) -> torch.Tensor:
-    return cache.unflatten(1, (NUM_PAGES, PAGE)).permute(1, 2, 0, 3)
+    pages: torch.Tensor = cache.unflatten(1, (NUM_PAGES, PAGE)).permute(1, 2, 0, 3)
+    return pages
 
 
 def plan_of(tables: list[list[int]], starts: list[int], lengths: list[int], **changes: Any) -> PagedPlan:

@@ -57,7 +57,7 @@ def test_temperature_sharpens() -> None:
 def test_typical_tokens_are_those_of_transformers(mass: float, temperature: float) -> None:
     torch.manual_seed(0)
     rows = torch.randn(6, 500) * 3
-    kept = TypicalLogitsWarper(mass)(torch.empty(0, dtype=torch.int64), rows.double() / temperature).isfinite()  # type: ignore[arg-type]
+    kept = TypicalLogitsWarper(mass)(torch.empty(0, dtype=torch.int64), rows.double() / temperature).isfinite()
     got = typical_tokens(rows.double() / temperature, torch.full((6,), mass).double())
     assert torch.equal(got, kept)
     # rows of other rules beside them; whatever is drawn is typical
