@@ -132,7 +132,7 @@ class SamplingFields(_Body):
     typical_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     min_tokens: Annotated[int, Field(ge=0)] = 0
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
-    stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field([], max_length=64)
+    stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field([], max_length=64)
     ignore_eos: bool = False
     grammar: GrammarFormat | None = None
     priority: Annotated[int, Field(ge=-100, le=100)] = Field(0, description="Higher starts earlier.")
@@ -195,7 +195,7 @@ class CompletionRequest(SamplingFields):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "Once upon a time", "max_tokens": 50}]})
 
-    prompt: str | list[Annotated[int, Field(ge=0)]]
+    prompt: str | list[Annotated[int, Field(ge=0, lt=2**31)]]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     @property

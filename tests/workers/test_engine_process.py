@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -217,11 +218,11 @@ def test_answers_that_fail_in_one_step_end_their_request_and_no_other(
 ) -> None:
     bad_seed = 666
 
-    def sample_or_fail(logits: Tensor, draws: Sequence[Draw]) -> Drawn:
+    def sample_or_fail(logits: Tensor, draws: Sequence[Draw], **options: Any) -> Drawn:
         failing = [row for row, draw in enumerate(draws) if draw.params.seed == bad_seed and draw.position >= 2]
         broken = logits.clone()
         broken[failing] = float("nan")
-        return sample(broken, draws)
+        return sample(broken, draws, **options)
 
     monkeypatch.setattr("llm.engine.sample", sample_or_fail)
     process = start()
