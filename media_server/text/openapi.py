@@ -14,8 +14,13 @@ def json_body(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def stream_response(description: str, status: int = 200) -> dict[int | str, dict[str, Any]]:
-    """Declare that an operation may also answer with server-sent events."""
-    return {status: {"description": description, "content": {MEDIA_TYPE: {"schema": {"type": "string"}}}}}
+    """Declare that an operation may also answer with server-sent events.
+
+    As for jobs (http_openapi.event_stream) the schema is that of one event; `data` is a chunk as JSON, or `[DONE]`.
+    """
+    fields = {name: {"type": "string"} for name in ("id", "event", "data")}
+    schema = {"type": "object", "properties": fields}
+    return {status: {"description": description, "content": {MEDIA_TYPE: {"schema": schema}}}}
 
 
 def _inline(node: Any, root: dict[str, Any]) -> Any:
