@@ -137,33 +137,33 @@ def attend(
     """
     cache = step_batch.kv_cache
     spec = cache.specs[layer]
-    keys, values = cache.layer(layer)
+    keys, values = (cache.layer_by_head if isinstance(step_batch, PlannedStep) else cache.layer)(layer)
     # widths that the kernels take: zeros change no score, and columns that nobody asked for are cut off again
-    query, key = _widen(query, keys.shape[3]), _widen(key, keys.shape[3])
-    value = None if value is None else _widen(value, values.shape[3])
+    query, key = _widen(query, keys.shape[-1]), _widen(key, keys.shape[-1])
+    value = None if value is None else _widen(value, values.shape[-1])
+    stored_values = None if value is None else values
     if isinstance(step_batch, PlannedStep):
-        plan = step_batch.plans[cache.group_of[layer]]
-        keys, values = cache.layer_by_head(layer)
-        plan.store(key, value, keys, None if value is None else values)
-        output = plan.attend(query, keys, values, scale=scale, sinks=sinks, soft_cap=soft_cap)
-        return output if spec.value_dim == output.shape[2] else output[..., : spec.value_dim]
-    group = step_batch.groups[cache.group_of[layer]]
-    kv_store(key, value, keys, None if value is None else values, group.slot_mapping)
-    output = paged_attention(
-        query,
-        keys,
-        values,
-        group.block_table,
-        step_batch.context_lens,
-        cu_seqlens_q=step_batch.cu_seqlens_q,
-        sinks=sinks,
-        scale=scale,
-        window=spec.window,
-        soft_cap=soft_cap,
-        invariant=step_batch.is_invariant,
-        # tables are the scheduler's own, checked when it is idle; reading them costs more than it is worth a layer
-        check_blocks=False,
-    )
+        step = step_batch.plans[cache.group_of[layer]]
+        step.store(key, value, keys, stored_values)
+        output = step.attend(query, keys, values, scale=scale, sinks=sinks, soft_cap=soft_cap)
+    else:
+        group = step_batch.groups[cache.group_of[layer]]
+        kv_store(key, value, keys, stored_values, group.slot_mapping)
+        output = paged_attention(
+            query,
+            keys,
+            values,
+            group.block_table,
+            step_batch.context_lens,
+            cu_seqlens_q=step_batch.cu_seqlens_q,
+            sinks=sinks,
+            scale=scale,
+            window=spec.window,
+            soft_cap=soft_cap,
+            invariant=step_batch.is_invariant,
+            # tables are the scheduler's own, checked when it is idle; reading them costs more than it is worth a layer
+            check_blocks=False,
+        )
     return output if spec.value_dim == output.shape[2] else output[..., : spec.value_dim]
 
 
