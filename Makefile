@@ -1,6 +1,7 @@
 # make setup   a virtual environment with everything in it, and .venv/bin/media-server
 # make film    one film from one sentence: make film IDEA="A red ball finds a friend."
 # make test    lint, types, layers, units, end to end; the store on SQLite and on PostgreSQL
+# make long   tests that take minutes each and are not among these
 # make faults  the service under random faults, in N actions: make faults N=1000 SEED=7; if that was broken off,
 #              make faults RESUME=1 does what is left of it
 # make lint    the first three of these alone
@@ -24,8 +25,8 @@ export IDEA ?= A red ball rolls through the night and finds a blue friend.
 # both cores work on tests; each process computes on one, and compiles no module that another has compiled before
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
-# processes of the end-to-end tests, each with services of its own: make e2e E2E_PROCESSES=2
-E2E_PROCESSES ?= 0
+# processes of the end-to-end tests, each with services of its own; 0: one test after another
+E2E_PROCESSES ?= 2
 
 # of `make faults`: actions, the seed if it is to be another than the time, and whether to go on with the last one
 # (`make planted` takes RESUME too)
@@ -33,7 +34,7 @@ N ?= 1000
 SEED ?=
 RESUME ?=
 
-.PHONY: setup film test lint unit e2e faults bench-api bench-kernels compile-check planted wheels clean
+.PHONY: setup film test lint unit e2e long faults bench-api bench-kernels compile-check planted wheels clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMPS)/packages $(STAMPS)/language-model
@@ -49,13 +50,16 @@ lint: setup
 	$(BIN)/lint-imports
 
 unit: setup
-	$(TEST_ENV) $(BIN)/python -m pytest -q -m "not e2e" -n 2 --dist loadgroup
+	$(TEST_ENV) $(BIN)/python -m pytest -q -m "not e2e and not long" -n 2 --dist loadgroup
 	@# kernels are interpreted in a process of their own: Triton decides at its import
 	if $(BIN)/python -c 'import triton' 2> /dev/null; then \
 		$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/kernels/interpreted; fi
 
 e2e: setup
 	$(TEST_ENV) $(BIN)/python -m pytest -q -m e2e -n $(E2E_PROCESSES) --dist loadgroup tests/e2e tests/faults
+
+long: setup
+	$(TEST_ENV) $(BIN)/python -m pytest -q -m long -n 2 --dist loadgroup
 
 faults: setup
 	$(TEST_ENV) $(BIN)/python -m tests.faults.campaign --actions $(N) $(if $(SEED),--seed $(SEED)) \

@@ -13,7 +13,7 @@ from tests.llm.embedded import embedded_model
 
 __all__ = ["embedded_model"]
 
-PIECES, PIECE = 10_000, 256
+PIECE = 256
 SEED = 20261201
 
 
@@ -38,9 +38,10 @@ def tokenizer(embedded_model: Path) -> Tokenizer:
     return Tokenizer.from_file(str(embedded_model / "tokenizer.json"))
 
 
+@pytest.mark.parametrize("pieces", [1_000, pytest.param(10_000, marks=pytest.mark.long)])
 @pytest.mark.slow
 @pytest.mark.spread
-def test_no_clean_text_is_cut(tokenizer: Tokenizer) -> None:
+def test_no_clean_text_is_cut(pieces: int, tokenizer: Tokenizer) -> None:
     spelled = {token: tokenizer.decode([token]).encode() for token in range(tokenizer.get_vocab_size())}
     count = 0
     for text in clean_texts():
@@ -50,10 +51,10 @@ def test_no_clean_text_is_cut(tokenizer: Tokenizer) -> None:
             cut = first_collapse((token, spelled[token]) for token in piece)
             assert cut is None, tokenizer.decode(piece[max(0, cut - 40) : cut])
             count += 1
-            if count == PIECES:
+            if count == pieces:
                 return
     # a library without its sources has fewer
-    assert count > PIECES // 4
+    assert count > pieces // 4
 
 
 def test_every_planted_collapse_is_caught_in_time(tokenizer: Tokenizer) -> None:
