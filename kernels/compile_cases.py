@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kernels import attention, block_sparse_attention, block_sparse_backward
-from kernels.block_selection import pool_blocks_triton
+from kernels.block_selection import MAX_BLOCKS, pool_blocks_triton, select_blocks_triton
 from kernels.compile_cases_rows import ROW_CASES
 from kernels.paged_attention import PagedConfig, default_paged_config, invariant_config, paged_attention_triton
 from kernels.quantization.nvfp4 import GemmConfig, GemvConfig, NVFP4Tensor, nvfp4_linear_triton
@@ -94,6 +94,11 @@ def _sparse(
             config=block_sparse_attention.default_config(q, block, block, divmod(arch, 10)))
 
     return launch
+
+
+def _choice(width: int, *, is_forced: bool) -> Callable[[int], object]:
+    forced = torch.empty(width, dtype=torch.bool) if is_forced else None
+    return lambda arch: select_blocks_triton(torch.empty(1, 2, 4, width), width // 8, forced)
 
 
 def _paged(
@@ -184,6 +189,8 @@ CASES: tuple[CompileCase, ...] = (
     # 256 channels leave no room for a second stage, so that nothing is loaded ahead
     CompileCase("block-sparse backward, tiles of 128, D 256", _sparse(256, 128, is_backward=True),
                 {90: [_kinds("wgmma")] * 2, 100: [_kinds("tcgen05")] * 2, 120: [_kinds("mma")] * 2}, is_tested=False),
+    *(CompileCase(f"choice among {width} blocks", _choice(width, is_forced=width < MAX_BLOCKS), _everywhere(NOTHING),
+                  is_tested=width < MAX_BLOCKS) for width in (591, 2048, MAX_BLOCKS)),
     CompileCase("means of blocks", lambda arch: pool_blocks_triton(_half(1, 2, 1000, 128), 128), _everywhere(NOTHING)),
     CompileCase("decode", _paged(splits=4), _everywhere(DECODE, NOTHING)),
     CompileCase("decode, pages of 16", _paged(page=16, splits=4), _everywhere(DECODE, NOTHING), is_tested=False),

@@ -100,6 +100,12 @@ FAULTS: tuple[Fault, ...] = (
           "slots // page * stride_cp + slots % page * stride_ct",
           "slots % page * stride_cp + slots // page * stride_ct",
           "test_writes_exactly_the_slots"),
+    Fault("equal scores go to one block too many", "block_selection.py",
+          "tl.cumsum(is_tied.to(tl.int32), 0) <= missing", "tl.cumsum(is_tied.to(tl.int32), 0) <= missing + 1",
+          "test_the_best_of_a_row"),
+    Fault("a forced block is as good as infinity, no better", "block_selection.py",
+          "keys = tl.where(is_forced != 0, 2147483647, keys)", "keys = tl.where(is_forced != 0, 2139095040, keys)",
+          "test_ties_go_to_the_lower_id"),
     # edge tiles and tables
     Fault("a tile at the edge counts as a whole one", "tile_order.py",
           "extent_h = tl.minimum(height - first_h, TILE_H)", "extent_h = TILE_H",
