@@ -19,6 +19,7 @@ from kernels.block_sparse_torch import block_sparse_attention_reference as block
 from kernels.block_sparse_torch import block_sparse_attention_torch, check_lists, validate_block_sparse
 from kernels.descriptors import can_describe, describe
 from kernels.dispatch import can_run_triton, capability, refuse_gradients, require, takes_gradients, tl, triton
+from kernels.shipped_configs import card_family, shipped_config
 
 
 @dataclass(frozen=True)
@@ -157,17 +158,15 @@ def _block_sparse_kernel(
 def default_config(
     q: torch.Tensor, block_q: int, block_k: int, sm: tuple[int, int] | None = None
 ) -> BlockSparseConfig:
-    """Return the launch that q's type, head dim and block sizes take on a card of compute capability sm; untuned."""
-    sm = sm or capability(q.device) or (0, 0)
+    """Return the launch of q's type, head dim and blocks on a card of compute capability sm (q's own), as shipped."""
     if q.dtype == torch.float32:
         return BlockSparseConfig(32, 4, 2, False)
-    warps = 8 if block_q == 128 else 4
-    if sm >= (12, 0):  # 101,376 B of shared memory a block
-        if q.shape[-1] > 128:
-            return BlockSparseConfig(16, 8, 2, False)
-        return BlockSparseConfig(64, 8 if q.shape[-1] > 64 else warps, 2, True)
-    hopper = sm >= (9, 0)
-    return BlockSparseConfig(min(block_k, 64 if q.shape[-1] > 128 or not hopper else 128), warps, 2, hopper)
+    shape = {"d": q.shape[-1], "block_q": block_q, "block_k": block_k}
+    # fp16 takes the launches of bf16
+    row = shipped_config("block_sparse_attention", card_family(sm or capability(q.device) or (0, 0)), shape, "bf16")
+    if row is None:
+        return BlockSparseConfig(64, 8 if block_q == 128 else 4, 2, False)
+    return BlockSparseConfig(**row.config)
 
 
 def block_sparse_attention_triton(
