@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from kernels.dispatch import capability, require
+from kernels.dispatch import capability, require, require_scales
 
 E4M3_MAX = 448.0
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -48,8 +48,11 @@ def quantize_fp8(x: torch.Tensor, *, per: Per = "channel", scale: torch.Tensor |
         if x.numel():
             amax = wide.abs().amax() if per == "tensor" else wide.abs().amax(1)
         scale = torch.where(amax > 0, amax / E4M3_MAX, 1.0)
-    require(scale.shape == shape and scale.dtype == torch.float32, "quantize_fp8",
-            f"scale must be {list(shape)} fp32 per {per}", (list(scale.shape), scale.dtype))
+    else:
+        require(scale.shape == shape and scale.dtype == torch.float32, "quantize_fp8",
+                f"scale must be {list(shape)} fp32 per {per}", (list(scale.shape), scale.dtype))
+        require(scale.device == x.device, "quantize_fp8", f"scale must be on {x.device} like x", scale.device)
+        require_scales(scale, "quantize_fp8", "scale")
     divisor = scale if per == "tensor" else scale[:, None]
     return FP8Tensor((wide / divisor).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scale)
 
@@ -128,3 +131,5 @@ def _validate(x: torch.Tensor, weight: FP8Tensor, input_scale: torch.Tensor | No
     for name, tensor in (("codes", weight.codes), ("scale", weight.scale), ("input_scale", input_scale)):
         require(tensor is None or tensor.device == x.device, op, f"{name} must be on {x.device} like x",
                 None if tensor is None else tensor.device)
+    if input_scale is not None:
+        require_scales(input_scale, op, "input_scale")
