@@ -64,11 +64,11 @@ def attention_with_lse(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, scale: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attend as `attention` does and return the log-sum-exp `[B, H, Nq]` fp32 of the scaled scores too."""
-    scale = validate_attention(q, k, v, scale)
+    scale = validate_attention(q, k, v, scale, "attention_with_lse")
     if uses_triton(q, k, v):
         return attention_triton(q, k, v, causal=causal, scale=scale)
-    # torch's own would lose the gradient of the log-sum-exp
-    is_plain = k.shape[2] > 0 and (not causal or q.shape[2] == k.shape[2])
+    # torch's own would lose the gradient of the log-sum-exp, and ends the process where there is no query
+    is_plain = k.shape[2] > 0 and q.numel() > 0 and (not causal or q.shape[2] == k.shape[2])
     if is_plain and q.device.type == "cpu" and not takes_gradients(q, k, v):
         k, v = expand_kv(q, k), expand_kv(q, v)
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
@@ -95,7 +95,7 @@ def attention_varlen(
     """
     validate_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q)
     q4, k4, v4 = (x.transpose(0, 1)[None] for x in (q, k, v))
-    scale = validate_attention(q4, k4, v4, scale)
+    scale = validate_attention(q4, k4, v4, scale, "attention_varlen")
     if uses_triton(q, k, v):
         return attention_triton(q4, k4, v4, causal=causal, scale=scale,
                                 varlen=(cu_seqlens_q, cu_seqlens_k, max_seqlen_q))[0][0].transpose(0, 1)

@@ -44,7 +44,7 @@ def block_sparse_attention(
     block_k: int = 128,
     key_lengths: torch.Tensor | None = None,
     scale: float | None = None,
-    check_blocks: bool = False,
+    check_blocks: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attend from each query block to the key blocks of its list.
 
@@ -53,15 +53,16 @@ def block_sparse_attention(
     block_counts: `[B, H, ceil(Nq / block_q)]` int32 in 0..K.
     block_q, block_k: 64 or 128 tokens. key_lengths: `[ceil(Nk / block_k)]` int32, how many tokens of each key block are
     real, in 0..block_k; the rest is not seen but must be finite. None: all of them.
-    check_blocks: read lists and lengths on the host and refuse bad ones.
+    check_blocks: read lists and lengths on the host and refuse bad ones; None: on CPU only.
     Returns the output like q and the log-sum-exp `[B, H, Nq]` fp32; an empty list gives zeros and -inf.
     Raises ValueError for shapes, types, devices, or lists (with check_blocks) that do not fit.
     """
     scale = validate_block_sparse(q, k, v, block_indices, block_counts, block_q, block_k, key_lengths, scale)
-    if check_blocks:
+    if q.device.type == "cpu" if check_blocks is None else check_blocks:
         check_lists(block_indices, block_counts, triton.cdiv(k.shape[2], block_k))
         bad = None if key_lengths is None else key_lengths[(key_lengths < 0) | (key_lengths > block_k)]
-        require(bad is None or bad.numel() == 0, "block_sparse_attention", f"key_lengths must be in 0..{block_k}", bad)
+        require(bad is None or bad.numel() == 0, "block_sparse_attention", f"key_lengths must be in 0..{block_k}",
+                None if bad is None else bad[:4].tolist())
     inputs = (q, k, v, block_indices, block_counts, key_lengths)
     if can_run_triton(q.device):
         return block_sparse_attention_triton_autograd(*inputs, block_q, block_k, scale)

@@ -88,7 +88,7 @@ def refuse_gradients(op: str, *inputs: torch.Tensor | None) -> None:
 
 
 def require_scales(x: torch.Tensor, op: str, name: str) -> None:
-    """Raise ValueError unless scales are finite and above 0; on CPU alone, reading them elsewhere waits for the card."""
+    """Raise ValueError unless scales are finite and above 0; on CPU only: a card would be waited for."""
     if x.device.type == "cpu":
         bad = x.detach()[~((x > 0) & x.isfinite())]
         require(bad.numel() == 0, op, f"{name} must be finite and above 0", bad[:4].tolist())

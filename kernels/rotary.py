@@ -9,7 +9,7 @@ import torch
 
 from kernels.dispatch import refuse_gradients, tl, triton, uses_triton
 from kernels.rotary_torch import axis_channels as axis_channels
-from kernels.rotary_torch import axis_rows, rotary_torch, validate_grid, validate_rotary
+from kernels.rotary_torch import axis_rows, check_rows, rotary_torch, validate_grid, validate_rotary
 from kernels.rotary_torch import rotary_3d_tables as rotary_3d_tables
 from kernels.rotary_torch import rotary_reference as rotary_reference
 
@@ -22,16 +22,19 @@ def rotary(
     positions: torch.Tensor | None = None,
     interleaved: bool = False,
     out: torch.Tensor | None = None,
+    check_positions: bool | None = None,
 ) -> torch.Tensor:
     """Turn the first R channels of each head.
 
     x: `[B, N, H, D]` fp16, bf16 or fp32, any strides but the last. cos, sin: `[T, R/2]` fp32 by position, or
     `[1 or B, N, R/2]` by token; models that store each value twice pass `[..., : R // 2]`, or `[..., ::2]` if
     interleaved. positions: `[1 or B, N]` int32 or int64, rows of a `[T, R/2]` table; 0..N-1 by default.
-    out: where to write, x itself for in place; a new tensor by default.
-    Returns `[B, N, H, D]` in x's type. Raises ValueError for shapes, types, strides or devices that do not fit.
+    out: where to write, x itself for in place; a new tensor by default. check_positions: read positions on the host and
+    refuse those without a row; None: on CPU only.
+    Returns `[B, N, H, D]` in x's type. Raises ValueError for what does not fit.
     """
     validate_rotary("rotary", x, cos, sin, positions, out)
+    check_rows("rotary", positions, cos.shape[0], check_positions)
     if uses_triton(x, cos, sin):
         return rotary_triton(x, cos, sin, positions=positions, interleaved=interleaved, out=out)
     return rotary_torch(x, cos, sin, positions=positions, interleaved=interleaved, out=out)
@@ -47,6 +50,7 @@ def rotary_3d(
     positions: torch.Tensor | None = None,
     interleaved: bool = True,
     out: torch.Tensor | None = None,
+    check_positions: bool | None = None,
 ) -> torch.Tensor:
     """Turn tokens of a grid of F x H x W latent patches, as Wan does.
 
@@ -58,6 +62,7 @@ def rotary_3d(
     """
     validate_rotary("rotary_3d", x, cos, sin, positions, out)
     validate_grid(x, cos, grid, origin, positions)
+    check_rows("rotary_3d", positions, grid[0] * grid[1] * grid[2], check_positions)
     if uses_triton(x, cos, sin):
         return rotary_triton(x, cos, sin, positions=positions, interleaved=interleaved, out=out, grid=grid,
                              origin=origin)

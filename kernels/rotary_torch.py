@@ -139,6 +139,13 @@ def validate_rotary(
                 "out must be x itself or share no memory with it", "another view of x's memory")
 
 
+def check_rows(op: str, positions: torch.Tensor | None, num_rows: int, is_asked: bool | None) -> None:
+    """Raise ValueError for positions outside 0..num_rows - 1, read where asked for, or by default on CPU."""
+    if positions is not None and (positions.device.type == "cpu" if is_asked is None else is_asked):
+        bad = positions[(positions < 0) | (positions >= num_rows)]
+        require(bad.numel() == 0, op, f"positions must be in 0..{num_rows - 1}", bad[:4].tolist())
+
+
 def validate_grid(
     x: torch.Tensor, cos: torch.Tensor, grid: tuple[int, int, int], origin: tuple[int, int, int],
     positions: torch.Tensor | None,
