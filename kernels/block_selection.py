@@ -78,9 +78,8 @@ def select_blocks(
 
 @triton.jit
 def _select_kernel(
-    scores, forced, block_indices, block_counts, stride_sb, stride_sh, stride_sq, stride_sk,
-    stride_fb, stride_fh, stride_fq, stride_fk, num_heads, num_rows, width, num_blocks,
-    BLOCK: tl.constexpr, HAS_FORCED: tl.constexpr,
+    scores, forced, block_indices, block_counts, stride_sb, stride_sh, stride_sq, stride_fb, stride_fh, stride_fq,
+    num_heads, num_rows, width, num_blocks, BLOCK: tl.constexpr, HAS_FORCED: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     batch_head = tl.program_id(1).to(tl.int64)
@@ -88,15 +87,15 @@ def _select_kernel(
     head = batch_head % num_heads
     ids = tl.arange(0, BLOCK)
     is_block = ids < width
-    score = tl.load(scores + batch * stride_sb + head * stride_sh + row * stride_sq + ids * stride_sk, mask=is_block,
+    score = tl.load(scores + batch * stride_sb + head * stride_sh + row * stride_sq + ids, mask=is_block,
                     other=float("-inf"))
     # one zero and no NaN: equal scores have equal bits
     score = tl.where(score == score, score, float("-inf")) + 0.0
     bits = score.to(tl.int32, bitcast=True)
     keys = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     if HAS_FORCED:
-        is_forced = tl.load(forced + batch * stride_fb + head * stride_fh + row * stride_fq + ids * stride_fk,
-                            mask=is_block, other=0)
+        is_forced = tl.load(forced + batch * stride_fb + head * stride_fh + row * stride_fq + ids, mask=is_block,
+                            other=0)
         keys = tl.where(is_forced != 0, 2147483647, keys)
     low = tl.min(tl.where(is_block, keys, 2147483647), 0)
     # below every score's key, so that what lies beyond the row is never counted
@@ -123,19 +122,20 @@ def select_blocks_triton(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch the kernel on validated arguments, at most MAX_BLOCKS wide: a program a row, which stays in registers.
 
-    The threshold is found by bisection over the bits of fp32, without a sort: 31 steps at most, ten or so for scores
-    without ties, each a count. Sums are of integers, so that repeats are equal.
+    The threshold is found by bisection over the bits of fp32, without a sort: 32 steps at most, each a count, 14 to 17
+    on average for an eighth of 256 to 2048 normal scores. Counts are exact, so that repeats are equal.
     """
     batch, num_heads, num_rows, width = scores.shape
     block_indices = torch.empty(batch, num_heads, num_rows, num_blocks, dtype=torch.int32, device=scores.device)
     block_counts = torch.empty(batch, num_heads, num_rows, dtype=torch.int32, device=scores.device)
     if block_counts.numel():
-        marks = scores if forced is None else forced.view(torch.uint8).expand(scores.shape)
+        scores = scores if scores.stride(3) == 1 else scores.contiguous()
+        marks = scores if forced is None else forced.contiguous().view(torch.uint8).expand(scores.shape)
         block = triton.next_power_of_2(width)
         # up to 512 blocks a row belongs to one warp, which counts without a barrier
         _select_kernel[(num_rows, batch * num_heads)](
-            scores, marks, block_indices, block_counts, *scores.stride(), *marks.stride(), num_heads, num_rows, width,
-            num_blocks, BLOCK=block, HAS_FORCED=forced is not None, num_warps=max(1, min(16, block // 512)))
+            scores, marks, block_indices, block_counts, *scores.stride()[:3], *marks.stride()[:3], num_heads, num_rows,
+            width, num_blocks, BLOCK=block, HAS_FORCED=forced is not None, num_warps=max(1, min(16, block // 512)))
     return block_indices, block_counts
 
 

@@ -102,7 +102,7 @@ FAULTS: tuple[Fault, ...] = (
           "test_writes_exactly_the_slots"),
     Fault("equal scores go to one block too many", "block_selection.py",
           "tl.cumsum(is_tied.to(tl.int32), 0) <= missing", "tl.cumsum(is_tied.to(tl.int32), 0) <= missing + 1",
-          "test_the_best_of_a_row"),
+          "test_ties_go_to_the_lower_id"),
     Fault("a forced block is as good as infinity, no better", "block_selection.py",
           "keys = tl.where(is_forced != 0, 2147483647, keys)", "keys = tl.where(is_forced != 0, 2139095040, keys)",
           "test_ties_go_to_the_lower_id"),
