@@ -23,6 +23,7 @@ from kernels.attention_torch import (
 )
 from kernels.descriptors import can_describe, describe
 from kernels.dispatch import capability, refuse_gradients, takes_gradients, tl, triton, uses_triton
+from kernels.shipped_configs import card_family, shipped_config
 
 LOG2_E = math.log2(math.e)
 
@@ -63,11 +64,11 @@ def attention_with_lse(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, scale: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attend as `attention` does and return the log-sum-exp `[B, H, Nq]` fp32 of the scaled scores too."""
-    scale = validate_attention(q, k, v, scale)
+    scale = validate_attention(q, k, v, scale, "attention_with_lse")
     if uses_triton(q, k, v):
         return attention_triton(q, k, v, causal=causal, scale=scale)
-    # torch's own would lose the gradient of the log-sum-exp
-    is_plain = k.shape[2] > 0 and (not causal or q.shape[2] == k.shape[2])
+    # torch's own would lose the gradient of the log-sum-exp, and ends the process where there is no query
+    is_plain = k.shape[2] > 0 and q.numel() > 0 and (not causal or q.shape[2] == k.shape[2])
     if is_plain and q.device.type == "cpu" and not takes_gradients(q, k, v):
         k, v = expand_kv(q, k), expand_kv(q, v)
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
@@ -94,7 +95,7 @@ def attention_varlen(
     """
     validate_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q)
     q4, k4, v4 = (x.transpose(0, 1)[None] for x in (q, k, v))
-    scale = validate_attention(q4, k4, v4, scale)
+    scale = validate_attention(q4, k4, v4, scale, "attention_varlen")
     if uses_triton(q, k, v):
         return attention_triton(q4, k4, v4, causal=causal, scale=scale,
                                 varlen=(cu_seqlens_q, cu_seqlens_k, max_seqlen_q))[0][0].transpose(0, 1)
@@ -224,22 +225,13 @@ def _attention_kernel(
 def default_config(
     q: torch.Tensor, sm: tuple[int, int] | None = None, *, is_packed: bool = False
 ) -> AttentionConfig:
-    """Return the launch that q's type and head dim take on a card of compute capability sm (q's own); untuned.
-
-    From 12.0 on (GeForce and workstation Blackwell) a block has 101,376 B of shared memory, not 232,448.
-    """
-    sm = sm or capability(q.device) or (0, 0)
-    head_dim = q.shape[-1]
+    """Return the launch that q's type and head dim take on a card of compute capability sm (q's own), as shipped."""
     if q.dtype == torch.float32:
         return AttentionConfig(64, 32, 4, 2, False)
-    if sm >= (12, 0):
-        return AttentionConfig(128, 64, 8, 2, True) if head_dim <= 128 else AttentionConfig(64, 32, 8, 2, False)
-    hopper = sm >= (9, 0)
-    if head_dim > 128:
-        return AttentionConfig(128, 64, 8, 2, hopper)
-    # behind pointers, 128 keys a step exceed a thread's registers on sm_100 with Triton 3.6 (80 B, 2026-11-30)
-    is_narrow = not hopper or (is_packed and sm >= (10, 0))
-    return AttentionConfig(128, 64 if is_narrow else 128, 8, 2, hopper)
+    shape = {"d": q.shape[-1], "packed": int(is_packed)}
+    # fp16 takes the launches of bf16
+    row = shipped_config("attention", card_family(sm or capability(q.device) or (0, 0)), shape, "bf16")
+    return AttentionConfig(128, 64, 8, 2, False) if row is None else AttentionConfig(**row.config)
 
 
 def attention_triton(

@@ -92,9 +92,10 @@ def validate_packed(
             (list(cu_seqlens_q.shape), list(cu_seqlens_k.shape)))
 
 
-def validate_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> float:
-    """Raise ValueError unless `[B, H, N, D]` tensors fit `attention`; return the scale."""
-    op = "attention"
+def validate_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, op: str = "attention"
+) -> float:
+    """Raise ValueError that names op unless `[B, H, N, D]` tensors fit `attention`; return the scale."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         require(x.ndim == 4, op, f"{name} must be [B, H, N, D]", list(x.shape))
         require(x.dtype in DTYPES and x.dtype == q.dtype, op, f"{name} must be fp16, bf16 or fp32 like q", x.dtype)

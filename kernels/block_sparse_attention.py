@@ -19,6 +19,7 @@ from kernels.block_sparse_torch import block_sparse_attention_reference as block
 from kernels.block_sparse_torch import block_sparse_attention_torch, check_lists, validate_block_sparse
 from kernels.descriptors import can_describe, describe
 from kernels.dispatch import can_run_triton, capability, refuse_gradients, require, takes_gradients, tl, triton
+from kernels.shipped_configs import card_family, shipped_config
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def block_sparse_attention(
     block_k: int = 128,
     key_lengths: torch.Tensor | None = None,
     scale: float | None = None,
-    check_blocks: bool = False,
+    check_blocks: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attend from each query block to the key blocks of its list.
 
@@ -52,15 +53,16 @@ def block_sparse_attention(
     block_counts: `[B, H, ceil(Nq / block_q)]` int32 in 0..K.
     block_q, block_k: 64 or 128 tokens. key_lengths: `[ceil(Nk / block_k)]` int32, how many tokens of each key block are
     real, in 0..block_k; the rest is not seen but must be finite. None: all of them.
-    check_blocks: read lists and lengths on the host and refuse bad ones.
+    check_blocks: read lists and lengths on the host and refuse bad ones; None: on CPU only.
     Returns the output like q and the log-sum-exp `[B, H, Nq]` fp32; an empty list gives zeros and -inf.
     Raises ValueError for shapes, types, devices, or lists (with check_blocks) that do not fit.
     """
     scale = validate_block_sparse(q, k, v, block_indices, block_counts, block_q, block_k, key_lengths, scale)
-    if check_blocks:
+    if q.device.type == "cpu" if check_blocks is None else check_blocks:
         check_lists(block_indices, block_counts, triton.cdiv(k.shape[2], block_k))
         bad = None if key_lengths is None else key_lengths[(key_lengths < 0) | (key_lengths > block_k)]
-        require(bad is None or bad.numel() == 0, "block_sparse_attention", f"key_lengths must be in 0..{block_k}", bad)
+        require(bad is None or bad.numel() == 0, "block_sparse_attention", f"key_lengths must be in 0..{block_k}",
+                None if bad is None else bad[:4].tolist())
     inputs = (q, k, v, block_indices, block_counts, key_lengths)
     if can_run_triton(q.device):
         return block_sparse_attention_triton_autograd(*inputs, block_q, block_k, scale)
@@ -157,17 +159,15 @@ def _block_sparse_kernel(
 def default_config(
     q: torch.Tensor, block_q: int, block_k: int, sm: tuple[int, int] | None = None
 ) -> BlockSparseConfig:
-    """Return the launch that q's type, head dim and block sizes take on a card of compute capability sm; untuned."""
-    sm = sm or capability(q.device) or (0, 0)
+    """Return the launch of q's type, head dim and blocks on a card of compute capability sm (q's own), as shipped."""
     if q.dtype == torch.float32:
         return BlockSparseConfig(32, 4, 2, False)
-    warps = 8 if block_q == 128 else 4
-    if sm >= (12, 0):  # 101,376 B of shared memory a block
-        if q.shape[-1] > 128:
-            return BlockSparseConfig(16, 8, 2, False)
-        return BlockSparseConfig(64, 8 if q.shape[-1] > 64 else warps, 2, True)
-    hopper = sm >= (9, 0)
-    return BlockSparseConfig(min(block_k, 64 if q.shape[-1] > 128 or not hopper else 128), warps, 2, hopper)
+    shape = {"d": q.shape[-1], "block_q": block_q, "block_k": block_k}
+    # fp16 takes the launches of bf16
+    row = shipped_config("block_sparse_attention", card_family(sm or capability(q.device) or (0, 0)), shape, "bf16")
+    if row is None:
+        return BlockSparseConfig(64, 8 if block_q == 128 else 4, 2, False)
+    return BlockSparseConfig(**row.config)
 
 
 def block_sparse_attention_triton(

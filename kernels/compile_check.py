@@ -44,7 +44,8 @@ def main(arguments: Sequence[str]) -> int:
     if not HAS_TRITON or os.environ.get("TRITON_INTERPRET") == "1":
         print("compile-check: needs Triton, and a process that does not interpret kernels", file=sys.stderr)
         return 2
-    from kernels.compile_cases import ARCHS, CASES
+    from kernels.compile_case import ARCHS
+    from kernels.compile_cases import CASES
 
     version = table.setdefault("triton", {}).setdefault(release(), {})
     for arch in options.arch or ARCHS:

@@ -87,6 +87,13 @@ def refuse_gradients(op: str, *inputs: torch.Tensor | None) -> None:
                          f"{[x.requires_grad for x in inputs if x is not None]} for its inputs")
 
 
+def require_scales(x: torch.Tensor, op: str, name: str) -> None:
+    """Raise ValueError unless scales are finite and above 0; on CPU only: a card would be waited for."""
+    if x.device.type == "cpu":
+        bad = x.detach()[~((x > 0) & x.isfinite())]
+        require(bad.numel() == 0, op, f"{name} must be finite and above 0", bad[:4].tolist())
+
+
 def require(condition: bool, op: str, rule: str, got: object) -> None:
     """Raise ValueError naming operation, rule and value unless `condition` holds."""
     if not condition:

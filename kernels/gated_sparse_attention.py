@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.attention_torch import softmax_with_lse
+from kernels.attention_torch import softmax_with_lse, validate_attention
 from kernels.block_selection import pool_blocks, pool_blocks_reference, select_blocks
 from kernels.block_sparse_attention import block_sparse_attention
 from kernels.block_sparse_torch import BLOCK_SIZES, block_sparse_attention_reference
@@ -35,16 +35,16 @@ def gated_sparse_attention(
     q, k, v: `[B, H, N, D]` of one clip in tile order, fp16, bf16 or fp32, D of HEAD_DIMS. gate_coarse, gate_fine: like
     q or broadcasting to it (`[B, H, N, 1]`), gate_fine 1 by default. num_blocks: key blocks of each query block in the
     fine branch, 1..ceil(N / block). block: tokens a tile, 64 or 128. lengths: `[ceil(N / block)]` int32 in 1..block,
-    the real tokens of each tile (`tile_lengths`); what lies beyond is not seen but must be finite, and its outputs mean
-    nothing. forced: as in `select_blocks`. scale: above 0, D ** -0.5 by default.
+    the real tokens of each tile (`tile_lengths`), read on CPU only; what lies beyond is not seen but must be finite,
+    and its outputs mean nothing. forced: as in `select_blocks`. scale: above 0, D ** -0.5 by default.
     Returns `[B, H, N, D]` in q's type. Raises ValueError for what does not fit.
     """
-    scale = _validate(q, k, v, gate_coarse, gate_fine, block, lengths, scale)
+    scale = _validate(q, k, v, gate_coarse, gate_fine, num_blocks, block, lengths, scale)
     means = [pool_blocks(x, block, lengths) for x in (q, k, v)]
     coarse, scores = _coarse(means, scale)
     indices, counts = select_blocks(scores.detach(), num_blocks, forced=forced)
     fine, _ = block_sparse_attention(q, k, v, indices, counts, block_q=block, block_k=block, key_lengths=lengths,
-                                     scale=scale)
+                                     scale=scale, check_blocks=False)
     return _join(coarse, fine, gate_coarse, gate_fine, block).to(q.dtype)
 
 
@@ -89,12 +89,12 @@ def _join(
 
 def _validate(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gate_coarse: torch.Tensor, gate_fine: torch.Tensor | None,
-    block: int, lengths: torch.Tensor | None, scale: float | None,
+    num_blocks: int, block: int, lengths: torch.Tensor | None, scale: float | None,
 ) -> float:
     op = "gated_sparse_attention"
-    require(q.ndim == 4 and q.shape[2] > 0, op, "q must be [B, H, N > 0, D]", list(q.shape))
-    require(k.shape == q.shape and v.shape == q.shape, op, f"k and v must be {list(q.shape)} like q",
-            (list(k.shape), list(v.shape)))
+    scale = validate_attention(q, k, v, scale, op)
+    require(q.shape[2] > 0 and k.shape == q.shape, op, "q must be [B, H, N > 0, D], k and v like it",
+            (list(q.shape), list(k.shape)))
     for name, gate in (("gate_coarse", gate_coarse), ("gate_fine", gate_fine)):
         if gate is not None:
             fits = gate.ndim == 4 and all(a in (1, b) for a, b in zip(gate.shape, q.shape, strict=True))
@@ -102,9 +102,13 @@ def _validate(
             require(gate.is_floating_point() and gate.device == q.device, op, f"{name} must be real and on {q.device}",
                     (gate.dtype, gate.device))
     require(block in BLOCK_SIZES, op, f"block must be one of {BLOCK_SIZES}", block)
+    blocks = -(-q.shape[2] // block)
+    require(1 <= num_blocks <= blocks, op, f"num_blocks must be in 1..{blocks}", num_blocks)
     if lengths is not None:
-        blocks = [-(-q.shape[2] // block)]
-        require(list(lengths.shape) == blocks and lengths.dtype == torch.int32 and lengths.device == q.device, op,
-                f"lengths must be {blocks} int32 on {q.device}", (list(lengths.shape), lengths.dtype, lengths.device))
-    require(scale is None or scale > 0, op, "scale must be above 0", scale)
-    return q.shape[-1] ** -0.5 if scale is None else scale
+        require(list(lengths.shape) == [blocks] and lengths.dtype == torch.int32 and lengths.is_contiguous(), op,
+                f"lengths must be contiguous [{blocks}] int32", (list(lengths.shape), lengths.dtype, lengths.stride()))
+        require(lengths.device == q.device, op, f"lengths must be on {q.device} like q", lengths.device)
+        if lengths.device.type == "cpu":
+            bad = lengths[(lengths < 1) | (lengths > block)]
+            require(bad.numel() == 0, op, f"lengths must be in 1..{block}", bad[:4].tolist())
+    return scale

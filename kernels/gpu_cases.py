@@ -14,7 +14,7 @@ from kernels.attention import AttentionConfig
 from kernels.block_sparse_attention import BlockSparseConfig
 from kernels.block_sparse_backward import BackwardConfig
 from kernels.gpu_case import Case, with_default
-from kernels.gpu_cases_attention import dense_case, packed_case, select_case, sparse_case
+from kernels.gpu_cases_attention import choice_case, dense_case, packed_case, select_case, sparse_case
 from kernels.gpu_cases_backward import dense_backward_case, sparse_backward_case
 from kernels.gpu_cases_decode import decode_case, mixed_case, paged_case
 from kernels.gpu_cases_quantized import fp8_case, nvfp4_case, quantize_case, w4a4_case
@@ -70,6 +70,8 @@ def cases(sm: Capability) -> tuple[Case, ...]:
             GemmConfig(128, 128, 64, 8, 3), GemmConfig(128, 256, 64, 8, 3))),
         nvfp4_case("NVFP4 M16", 16, 14336, 4096, 8, (GemmConfig(16, 64, 128, 4, 3), GemmConfig(16, 32, 256, 4, 4))),
         select_case("scores and top-k, 128", WAN_HEADS, WAN_480P_TOKENS, 128),
+        choice_case("top-k, Wan 720p", 40, 591, 74),
+        choice_case("top-k of 2048", 4, 2048, 256),
         dense_case("causal GQA 8192", 2, 32, 8, 8192, 128, True, _dense(
             128, sm, AttentionConfig(128, 128, 8, 2, True), AttentionConfig(128, 64, 8, 3, True))),
         packed_case("packed 8192", (4096, 1, 0, 777, 3318), 32, 8, 128, with_default(
@@ -151,6 +153,7 @@ SMALL_CASES: tuple[Case, ...] = (
     sparse_backward_case("sparse, gradients", 1, 200, 64, 0.5, 64, (BackwardConfig(64, 64, 4, 1),)),
     dense_backward_case("dense, gradients", 2, 1, 150, 64, True),
     select_case("select", 1, 1100, 128),
+    choice_case("choice", 2, 9, 3),
     decode_case("decode", 2, 128, 64, (PagedConfig(64, 4, 2, 2),)),
     mixed_case("mixed", (5, 1, 0, 1), (70, 64, 0, 1), (PagedConfig(64, 4, 2, 1, 16),)),
     paged_case("fp8", 2, 1, 100, (PagedConfig(64, 4, 2, 2, 16),), heads=4, kv_heads=2, d=64, dv=64, fp8=True),

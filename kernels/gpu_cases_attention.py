@@ -9,7 +9,12 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels.attention import attention_reference, attention_triton
-from kernels.block_selection import pool_blocks_triton, select_blocks
+from kernels.block_selection import (
+    pool_blocks_triton,
+    select_blocks,
+    select_blocks_reference,
+    select_blocks_triton,
+)
 from kernels.block_sparse_attention import block_sparse_attention_triton
 from kernels.gpu_case import Case, Inputs, randn
 
@@ -138,13 +143,31 @@ def sparse_case(
         peers_of=peers_of)
 
 
+def choice_case(name: str, heads: int, blocks: int, chosen: int) -> Case:
+    """Check the choice among given scores, many of them equal, to the last id: torch's top-k leaves ties open."""
+    def make(device: torch.device, filled: bool) -> Inputs:
+        scores = torch.empty(1, heads, blocks, blocks, device=device)
+        if filled:
+            scores = torch.randn(scores.shape, device=device)
+            scores[:, :, ::2] = scores[:, :, ::2].mul(4).round()
+        return {"scores": scores, "forced": torch.arange(blocks, device=device) % 50 == 3}
+
+    def by_torch(x: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+        return select_blocks_reference(x["scores"], chosen, x["forced"])
+
+    return Case(
+        name, f"H{heads}, {chosen} of {blocks} blocks", make,
+        lambda x, c: select_blocks_triton(x["scores"], chosen, x["forced"]), (None,), lambda x: by_torch(x)[0].double(),
+        lambda x, out: out[0], {"topk": by_torch}, 0.0, 4.0 * heads * blocks * (blocks + chosen + 1), is_exact=True)
+
+
 def select_case(name: str, heads: int, n: int, block: int) -> Case:
     def make(device: torch.device, filled: bool) -> Inputs:
         return {name: randn(1, heads, n, 128, device=device, filled=filled) for name in ("q", "k")}
 
     def launch(x: Inputs, c: Any) -> Any:
         scores = pool_blocks_triton(x["q"], block) @ pool_blocks_triton(x["k"], block).transpose(-1, -2)
-        return scores, *select_blocks(scores, scores.shape[-1] // 8)
+        return scores, *select_blocks_triton(scores, scores.shape[-1] // 8, None)
 
     def reference(x: Inputs) -> torch.Tensor:
         blocks = -(-n // block)

@@ -16,7 +16,8 @@ from kernels.layer_norm_modulate import (
     layer_norm_modulate_triton,
 )
 from kernels.rms_norm import rms_norm_reference, rms_norm_triton
-from kernels.rotary import axis_channels, rotary_3d_tables, rotary_reference, rotary_torch, rotary_triton
+from kernels.rotary import rotary_triton
+from kernels.rotary_torch import axis_channels, rotary_3d_tables, rotary_reference, rotary_torch
 from kernels.silu_mul import silu_mul_reference, silu_mul_triton
 from kernels.tile_order import num_slots, tile_order_reference, tile_order_torch, tile_order_triton
 

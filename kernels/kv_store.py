@@ -6,7 +6,7 @@ specification, 2023), one scale for all heads or one a head.
 
 import torch
 
-from kernels.dispatch import require, tl, triton, uses_triton
+from kernels.dispatch import require, require_scales, tl, triton, uses_triton
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 E4M3_MAX = 448.0
@@ -22,19 +22,20 @@ def kv_store(
     *,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
-    check_slots: bool = False,
+    check_slots: bool | None = None,
 ) -> None:
     """Write each token's keys and values to its slot, in place.
 
     k: `[N, Hkv, D]`, v: `[N, Hkv, Dv]` fp16, bf16 or fp32. k_cache: `[P, page, Hkv, D]`, v_cache:
     `[P, page, Hkv, Dv]`, of k's type or float8_e4m3fn. Any strides but the last. v and v_cache are None where one
-    latent is both (MLA). slot_mapping: `[N]` int32 or int64, below P · page, each slot at most once.
+    latent is both (MLA). slot_mapping: `[N]` int32 or int64, below P · page, each slot at most once; tokens
+    of negative ones are not stored.
     k_scale, v_scale: `[]` or `[Hkv]` fp32 above 0, for float8 caches, which need them.
-    check_slots: read the slots on the host and refuse those outside the cache.
+    check_slots: read the slots on the host and refuse those outside the cache; None: on CPU only.
     Raises ValueError for shapes, types, strides, devices, or slots (with check_slots) that do not fit.
     """
     _validate(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
-    if check_slots and slot_mapping.numel():
+    if (k.device.type == "cpu" if check_slots is None else check_slots) and slot_mapping.numel():
         largest, num_slots = int(slot_mapping.max()), k_cache.shape[0] * k_cache.shape[1]
         require(largest < num_slots, "kv_store", f"slots must be below {num_slots}", largest)
     store = kv_store_triton if uses_triton(k) else kv_store_reference
@@ -183,9 +184,10 @@ def _validate(
         require((scale is not None) == is_fp8, op, f"{name}_scale must be given for a float8 cache and for no other",
                 (cache.dtype, scale))
         if scale is not None:
-            require(scale.dtype == torch.float32 and scale.shape in ((), (1,), (k.shape[1],)), op,
+            require(scale.dtype == torch.float32 and scale.shape in ((), (k.shape[1],)), op,
                     f"{name}_scale must be [] or [{k.shape[1]}] fp32", (list(scale.shape), scale.dtype))
             require(scale.device == k.device, op, f"{name}_scale must be on {k.device} like k", scale.device)
+            require_scales(scale, op, f"{name}_scale")
         for part, tensor in ((name, x), (f"{name}_cache", cache)):
             require(tensor.stride(-1) == 1 or tensor.shape[-1] == 1, op, f"{part}'s last stride must be 1",
                     tensor.stride())

@@ -214,7 +214,7 @@ def _validate(
     bias: torch.Tensor | None,
     eps: float,
 ) -> None:
-    op = "layer_norm_modulate"
+    op = "layer_norm_modulate" if branch is None else "add_layer_norm_modulate"
     require(x.ndim == 3 and 0 < x.shape[2] <= MAX_WIDTH, op, f"x must be [B, N, C] with C in 1..{MAX_WIDTH}",
             list(x.shape))
     require(x.dtype in DTYPES, op, "x must be fp16, bf16 or fp32", x.dtype)

@@ -105,7 +105,7 @@ def rms_norm_reference(
 
 
 def _validate(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None, eps: float) -> None:
-    op = "rms_norm"
+    op = "rms_norm" if residual is None else "add_rms_norm"
     require(x.ndim >= 1 and 0 < x.shape[-1] <= MAX_WIDTH, op, f"x must be [..., D] with D in 1..{MAX_WIDTH}",
             list(x.shape))
     require(x.dtype in DTYPES, op, "x must be fp16, bf16 or fp32", x.dtype)

@@ -44,12 +44,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Video:
-    """Hold a Wan transformer's sizes at a resolution: tokens of 81 frames, heads of 128, width of the MLP."""
+    """Hold a Wan transformer's sizes at a resolution: tokens of 81 frames, heads of 128, width of the MLP, layers."""
 
     name: str
     tokens: int
     heads: int
     mlp: int
+    layers: int
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ class Decode:
 
 
 # latents of 21 frames by 60 x 104 and 90 x 160, in patches of 1 x 2 x 2
-SHAPES = (Video("Wan 2.1 1.3B, 480p", 21 * 30 * 52, 12, 8960), Video("Wan 2.1 14B, 720p", 21 * 45 * 80, 40, 13_824))
+SHAPES = (Video("Wan 2.1 1.3B, 480p", 21 * 30 * 52, 12, 8960, 30),
+          Video("Wan 2.1 14B, 720p", 21 * 45 * 80, 40, 13_824, 40))
 STEPS = (Decode(1), Decode(64))
 HEAD_DIM, TILE, DENSITY = 128, 128, 0.125
 DRAFTS = 4
@@ -109,6 +111,8 @@ def _video(video: Video) -> list[Work]:
     dense, sparse = 4.0 * h * n * n * d, 4.0 * h * n * chosen * TILE * d
     lse, lists = FP32 * h * n, FP32 * h * blocks * chosen
     name = video.name
+    # a layer's products of tokens: q, k, v and output, query and output of cross-attention, both of the MLP
+    linears = 2.0 * n * (6 * width * width + 2 * width * video.mlp)
     return [
         Work("attention", name, "bf16", dense, 4 * BF16 * tensor + lse),
         Work("block_sparse_attention, 12.5 %", name, "bf16", sparse, 4 * BF16 * tensor + lse + lists),
@@ -118,6 +122,11 @@ def _video(video: Video) -> list[Work]:
              2 * BF16 * tensor + FP32 * h * blocks * blocks),
         Work("select_blocks", name, "fp32", 0.0, FP32 * h * blocks * blocks + lists),
         Work("tile_order", name, "fp32", 0.0, 2 * BF16 * tensor),
+        Work("tile_order, hidden states there and back once a forward", name, "fp32", 0.0, 4 * BF16 * tensor),
+        Work("tile_order, q, k, v and output in every layer", name, "fp32", 0.0, 8 * BF16 * tensor * video.layers),
+        # beside which these stand; its bytes are those of the weights alone
+        Work("forward, products and block_sparse_attention, 12.5 %", name, "bf16", video.layers * (linears + sparse),
+             BF16 * video.layers * (6 * width * width + 2 * width * video.mlp)),
         Work("rotary_3d", name, "fp32", 3.0 * tensor, 2 * BF16 * tensor),
         Work("rms_norm over heads", name, "fp32", 4.0 * tensor, 2 * BF16 * tensor),
         Work("add_layer_norm_modulate", name, "fp32", 10.0 * tensor, 4 * BF16 * tensor),

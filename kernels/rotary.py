@@ -7,11 +7,11 @@ Products and sums are fp32, rounded once.
 
 import torch
 
-from kernels.dispatch import refuse_gradients, require, takes_gradients, tl, triton, uses_triton
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-INT_TYPES = (torch.int32, torch.int64)
-MAX_HEAD_DIM = 1024
+from kernels.dispatch import refuse_gradients, tl, triton, uses_triton
+from kernels.rotary_torch import axis_channels as axis_channels
+from kernels.rotary_torch import axis_rows, check_rows, rotary_torch, validate_grid, validate_rotary
+from kernels.rotary_torch import rotary_3d_tables as rotary_3d_tables
+from kernels.rotary_torch import rotary_reference as rotary_reference
 
 
 def rotary(
@@ -22,16 +22,19 @@ def rotary(
     positions: torch.Tensor | None = None,
     interleaved: bool = False,
     out: torch.Tensor | None = None,
+    check_positions: bool | None = None,
 ) -> torch.Tensor:
     """Turn the first R channels of each head.
 
     x: `[B, N, H, D]` fp16, bf16 or fp32, any strides but the last. cos, sin: `[T, R/2]` fp32 by position, or
     `[1 or B, N, R/2]` by token; models that store each value twice pass `[..., : R // 2]`, or `[..., ::2]` if
     interleaved. positions: `[1 or B, N]` int32 or int64, rows of a `[T, R/2]` table; 0..N-1 by default.
-    out: where to write, x itself for in place; a new tensor by default.
-    Returns `[B, N, H, D]` in x's type. Raises ValueError for shapes, types, strides or devices that do not fit.
+    out: where to write, x itself for in place; a new tensor by default. check_positions: read positions on the host and
+    refuse those without a row; None: on CPU only.
+    Returns `[B, N, H, D]` in x's type. Raises ValueError for what does not fit.
     """
-    _validate("rotary", x, cos, sin, positions, out)
+    validate_rotary("rotary", x, cos, sin, positions, out)
+    check_rows("rotary", positions, cos.shape[0], check_positions)
     if uses_triton(x, cos, sin):
         return rotary_triton(x, cos, sin, positions=positions, interleaved=interleaved, out=out)
     return rotary_torch(x, cos, sin, positions=positions, interleaved=interleaved, out=out)
@@ -47,6 +50,7 @@ def rotary_3d(
     positions: torch.Tensor | None = None,
     interleaved: bool = True,
     out: torch.Tensor | None = None,
+    check_positions: bool | None = None,
 ) -> torch.Tensor:
     """Turn tokens of a grid of F x H x W latent patches, as Wan does.
 
@@ -56,29 +60,14 @@ def rotary_3d(
     positions: `[1 or B, N]` raster indices 0..F·H·W-1 for tokens in another order, such as `tile_order`'s.
     Returns and raises as `rotary` does.
     """
-    _validate("rotary_3d", x, cos, sin, positions, out)
-    _validate_grid(x, cos, grid, origin, positions)
+    validate_rotary("rotary_3d", x, cos, sin, positions, out)
+    validate_grid(x, cos, grid, origin, positions)
+    check_rows("rotary_3d", positions, grid[0] * grid[1] * grid[2], check_positions)
     if uses_triton(x, cos, sin):
         return rotary_triton(x, cos, sin, positions=positions, interleaved=interleaved, out=out, grid=grid,
                              origin=origin)
-    rows = _axis_rows(cos, grid, origin, positions), _axis_rows(sin, grid, origin, positions)
+    rows = axis_rows(cos, grid, origin, positions), axis_rows(sin, grid, origin, positions)
     return rotary_torch(x, *rows, positions=None, interleaved=interleaved, out=out)
-
-
-def axis_channels(head_dim: int) -> tuple[int, int, int]:
-    """Return how many pairs of a head turn with frame, row and column: Wan gives the last two a third each, even."""
-    side = head_dim // 6
-    return head_dim // 2 - 2 * side, side, side
-
-
-def rotary_3d_tables(
-    head_dim: int, length: int, *, theta: float = 10_000.0, device: torch.device | str = "cpu"
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cos and sin `[length, head_dim / 2]` fp32 of Wan's three axes, angles in fp64."""
-    position = torch.arange(length, dtype=torch.float64, device=device)[:, None]
-    angles = torch.cat([position * theta ** (-torch.arange(n, dtype=torch.float64, device=device) / n)
-                        for n in axis_channels(head_dim)], 1)
-    return angles.cos().float(), angles.sin().float()
 
 
 @triton.jit
@@ -181,131 +170,3 @@ def _batch_stride(x: torch.Tensor) -> int:
 
 def _table_strides(table: torch.Tensor) -> tuple[int, int, int]:
     return (0 if table.ndim == 2 else _batch_stride(table), table.stride(-2), table.stride(-1))
-
-
-def rotary_torch(
-    x: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    *,
-    positions: torch.Tensor | None,
-    interleaved: bool,
-    out: torch.Tensor | None,
-) -> torch.Tensor:
-    """Compute `rotary` with few passes: one complex product for neighbours, fused products for halves."""
-    rows = _table_rows(x, cos, positions), _table_rows(x, sin, positions)
-    half = cos.shape[-1]
-    if interleaved:
-        pairs = torch.view_as_complex(x[..., : 2 * half].float().unflatten(-1, (-1, 2)).contiguous())
-        turned = torch.view_as_real(pairs * torch.complex(*rows)).flatten(-2)
-    else:
-        first, second = x[..., :half].float(), x[..., half : 2 * half].float()
-        if takes_gradients(x, cos, sin):
-            turned = torch.cat([first * rows[0] - second * rows[1], second * rows[0] + first * rows[1]], -1)
-        else:
-            turned = torch.empty(*x.shape[:3], 2 * half, device=x.device)
-            torch.mul(first, rows[0], out=turned[..., :half]).addcmul_(second, rows[1], value=-1)
-            torch.mul(second, rows[0], out=turned[..., half:]).addcmul_(first, rows[1])
-    if out is not None:
-        out[..., : 2 * half] = turned
-        if out.data_ptr() != x.data_ptr():
-            out[..., 2 * half :] = x[..., 2 * half :]
-        return out
-    turned = turned.to(x.dtype)
-    return turned if 2 * half == x.shape[-1] else torch.cat([turned, x[..., 2 * half :]], -1)
-
-
-def rotary_reference(
-    x: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    *,
-    positions: torch.Tensor | None = None,
-    interleaved: bool = False,
-    grid: tuple[int, int, int] | None = None,
-    origin: tuple[int, int, int] = (0, 0, 0),
-) -> torch.Tensor:
-    """Compute `rotary`, or `rotary_3d` with a grid, in plain torch, in fp32 (fp64 for fp64 inputs)."""
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    if grid is not None:
-        cos, sin = (_axis_rows(table, grid, origin, positions) for table in (cos, sin))
-        positions = None
-    c, s = (_table_rows(x, table, positions).to(wide) for table in (cos, sin))
-    half = c.shape[-1]
-    turning = x[..., : 2 * half].to(wide)
-    if interleaved:
-        first, second = turning[..., ::2], turning[..., 1::2]
-        turned = torch.stack([first * c - second * s, second * c + first * s], -1).flatten(-2)
-    else:
-        first, second = turning[..., :half], turning[..., half:]
-        turned = torch.cat([first * c - second * s, second * c + first * s], -1)
-    return torch.cat([turned.to(x.dtype), x[..., 2 * half :]], -1)
-
-
-def _table_rows(x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
-    """Give `[1 or B, N, 1, R/2]`: the table's row of each token."""
-    if positions is not None:
-        return table[positions.long()][:, :, None]
-    return table[None, : x.shape[1], None] if table.ndim == 2 else table[:, :, None]
-
-
-def _axis_rows(
-    table: torch.Tensor, grid: tuple[int, int, int], origin: tuple[int, int, int], positions: torch.Tensor | None
-) -> torch.Tensor:
-    """Give `[1 or B, N, D/2]`: the angles' cosines or sines of each token of the grid."""
-    parts = table.split(axis_channels(2 * table.shape[1]), 1)
-    full = torch.cat([
-        part[start : start + size].reshape(*(size if i == axis else 1 for i in range(3)), -1).expand(*grid, -1)
-        for axis, (part, start, size) in enumerate(zip(parts, origin, grid, strict=True))], -1)
-    flat = full.reshape(1, -1, table.shape[1])
-    return flat if positions is None else flat[0][positions.long()]
-
-
-def _validate(
-    op: str, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None,
-    out: torch.Tensor | None,
-) -> None:
-    require(x.ndim == 4 and 2 <= x.shape[3] <= MAX_HEAD_DIM, op, f"x must be [B, N, H, D] with D in 2..{MAX_HEAD_DIM}",
-            list(x.shape))
-    require(x.dtype in DTYPES, op, "x must be fp16, bf16 or fp32", x.dtype)
-    require(x.stride(-1) == 1, op, "x's last stride must be 1", x.stride())
-    batch, n, _, head_dim = x.shape
-    for name, table in (("cos", cos), ("sin", sin)):
-        require(table.dtype == torch.float32, op, f"{name} must be fp32", table.dtype)
-        require(table.device == x.device, op, f"{name} must be on {x.device} like x", table.device)
-    require(cos.shape == sin.shape, op, "cos and sin must have one shape", (list(cos.shape), list(sin.shape)))
-    require(cos.ndim in (2, 3) and 1 <= cos.shape[-1] <= head_dim // 2, op,
-            f"cos must be [T, R/2] or [1 or B, N, R/2] with R/2 in 1..{head_dim // 2}", list(cos.shape))
-    if positions is None:
-        fits = cos.shape[0] >= n if cos.ndim == 2 else cos.shape[0] in (1, batch) and cos.shape[1] == n
-        require(fits or op != "rotary", op, f"cos must have a row for each token of x {list(x.shape)}", list(cos.shape))
-    else:
-        require(cos.ndim == 2, op, "cos must be [T, R/2] where positions are given", list(cos.shape))
-        require(positions.dtype in INT_TYPES and positions.ndim == 2 and positions.shape[0] in (1, batch)
-                and positions.shape[1] == n, op, f"positions must be [1 or {batch}, {n}] int32 or int64",
-                (list(positions.shape), positions.dtype))
-        require(positions.device == x.device, op, f"positions must be on {x.device} like x", positions.device)
-    if out is not None:
-        require(not takes_gradients(x, cos, sin), op, "out must be None where x, cos or sin take gradients",
-                list(out.shape))
-        require(out.shape == x.shape and out.dtype == x.dtype and out.device == x.device, op,
-                f"out must be {list(x.shape)} {x.dtype} on {x.device} like x", (list(out.shape), out.dtype, out.device))
-        require(out.stride(-1) == 1, op, "out's last stride must be 1", out.stride())
-        is_x = out.data_ptr() == x.data_ptr() and out.stride() == x.stride()
-        require(is_x or out.untyped_storage().data_ptr() != x.untyped_storage().data_ptr(), op,
-                "out must be x itself or share no memory with it", "another view of x's memory")
-
-
-def _validate_grid(
-    x: torch.Tensor, cos: torch.Tensor, grid: tuple[int, int, int], origin: tuple[int, int, int],
-    positions: torch.Tensor | None,
-) -> None:
-    op = "rotary_3d"
-    require(len(grid) == 3 and min(grid) >= 1, op, "grid must be three sizes of at least 1", tuple(grid))
-    require(len(origin) == 3 and min(origin) >= 0, op, "origin must be three places of at least 0", tuple(origin))
-    require(cos.ndim == 2 and 2 * cos.shape[1] == x.shape[3], op, f"cos must be [T, {x.shape[3] // 2}] to match x",
-            list(cos.shape))
-    ends = [size + start for size, start in zip(grid, origin, strict=True)]
-    require(max(ends) <= cos.shape[0], op, f"grid + origin must be at most the tables' {cos.shape[0]} rows", ends)
-    require(positions is not None or x.shape[1] == grid[0] * grid[1] * grid[2], op,
-            f"x must have the {grid[0] * grid[1] * grid[2]} tokens of grid {tuple(grid)}", x.shape[1])

@@ -8,6 +8,7 @@ import torch
 from kernels.dispatch import require, triton
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+INT_TYPES = (torch.int32, torch.int64)
 MAX_LOGPROBS = 32
 MAX_VOCAB = 2**24 - 1  # tokens are counted in fp32
 
@@ -69,10 +70,22 @@ class Sampled:
 
 
 def count_tokens(token_ids: torch.Tensor, lengths: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Count tokens: `[B, L]` int64 ids, of which the first lengths `[B]` of each row count, to `[B, V]` int32."""
-    require(token_ids.ndim == 2 and lengths.shape == token_ids.shape[:1], "count_tokens",
+    """Count tokens: `[B, L]` ids, of which the first lengths `[B]` of each row count, to `[B, V]` int32.
+
+    Both int32 or int64. Raises ValueError for shapes, types, devices, or (on CPU) ids outside 0..V - 1.
+    """
+    op = "count_tokens"
+    require(token_ids.ndim == 2 and lengths.shape == token_ids.shape[:1], op,
             "token_ids must be [B, L] and lengths [B]", (list(token_ids.shape), list(lengths.shape)))
+    require(token_ids.dtype in INT_TYPES and lengths.dtype in INT_TYPES, op,
+            "token_ids and lengths must be int32 or int64", (token_ids.dtype, lengths.dtype))
+    require(lengths.device == token_ids.device, op, f"lengths must be on {token_ids.device} like token_ids",
+            lengths.device)
+    require(1 <= vocab_size <= MAX_VOCAB, op, f"vocab_size must be in 1..{MAX_VOCAB}", vocab_size)
     is_token = torch.arange(token_ids.shape[1], device=token_ids.device) < lengths[:, None]
+    if token_ids.device.type == "cpu":
+        bad = token_ids[is_token & ((token_ids < 0) | (token_ids >= vocab_size))]
+        require(bad.numel() == 0, op, f"token_ids must be in 0..{vocab_size - 1}", bad[:4].tolist())
     counts = torch.zeros(token_ids.shape[0], vocab_size + 1, dtype=torch.int32, device=token_ids.device)
     ids = torch.where(is_token, token_ids, vocab_size).long()
     counts.scatter_add_(1, ids, torch.ones_like(ids, dtype=torch.int32))

@@ -41,7 +41,8 @@ def spec_accept(
     it; one-hot for greedy rows). draft_probs: `[B, K, V]` fp32, what the drafts were drawn from; None for certain ones.
     seeds, positions: `[B]` int64, positions of the first drafted token. Last strides 1.
     Returns tokens `[B, K + 1]` int64, 0 behind the last, and num_tokens `[B]` int32, accepted and one; the one is
-    missing where the target has no mass. Raises ValueError for shapes, types or devices that do not fit.
+    missing where the target has no mass. Raises ValueError for shapes, types, devices, or (on CPU) tokens or counts
+    that do not fit.
     """
     _validate(draft_tokens, num_drafts, target_probs, draft_probs, seeds, positions)
     run = spec_accept_triton if uses_triton(target_probs) else spec_accept_reference
@@ -61,6 +62,7 @@ def spec_accept_greedy(
     batch, num_places = draft_tokens.shape
     check_tensor(op, "num_drafts", num_drafts, (batch,), torch.int32, draft_tokens.device)
     check_tensor(op, "target_tokens", target_tokens, (batch, num_places + 1), torch.int64, draft_tokens.device)
+    _check_range(op, "num_drafts", num_drafts, num_places)
     places = torch.arange(num_places, device=draft_tokens.device)
     is_same = (draft_tokens == target_tokens[:, :-1]) & (places < num_drafts[:, None])
     num_tokens = is_same.int().cumprod(1).sum(1, dtype=torch.int32) + 1
@@ -220,3 +222,12 @@ def _validate(
     check_tensor(op, "num_drafts", num_drafts, (batch,), torch.int32, device)
     check_tensor(op, "seeds", seeds, (batch,), torch.int64, device)
     check_tensor(op, "positions", positions, (batch,), torch.int64, device)
+    _check_range(op, "num_drafts", num_drafts, num_places)
+    _check_range(op, "draft_tokens", draft_tokens, vocab - 1)
+
+
+def _check_range(op: str, name: str, x: torch.Tensor, largest: int) -> None:
+    """On CPU only: elsewhere the host would wait for the card."""
+    if x.device.type == "cpu":
+        bad = x[(x < 0) | (x > largest)]
+        require(bad.numel() == 0, op, f"{name} must be in 0..{largest}", bad[:4].tolist())

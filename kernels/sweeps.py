@@ -2,7 +2,10 @@
 
 import torch
 
+from kernels.attention import AttentionConfig, attention_triton, default_config
 from kernels.autotune import Choice, Tuner
+from kernels.block_sparse_attention import BlockSparseConfig, block_sparse_attention_triton
+from kernels.block_sparse_attention import default_config as default_block_sparse_config
 from kernels.dispatch import capability
 from kernels.paged_attention import PagedConfig, default_paged_config, paged_attention_triton
 from kernels.quantization.nvfp4 import (
@@ -14,6 +17,9 @@ from kernels.quantization.nvfp4 import (
 )
 from kernels.quantization.nvfp4_w4a4 import W4A4Config, default_w4a4_config, nvfp4_w4a4_linear_triton
 
+DENSE = (AttentionConfig(128, 128, 8, 2, True), AttentionConfig(128, 64, 8, 2, True),
+         AttentionConfig(128, 64, 8, 3, True), AttentionConfig(64, 128, 4, 2, True),
+         AttentionConfig(64, 64, 4, 2, True), AttentionConfig(128, 64, 8, 3, False))
 PAGED = (PagedConfig(64, 4, 5, block_m=16), PagedConfig(64, 4, 2, block_m=16), PagedConfig(128, 8, 2, block_m=16),
          PagedConfig(32, 4, 3, block_m=32), PagedConfig(64, 4, 2, block_m=64), PagedConfig(32, 8, 3, block_m=64))
 GEMV = (GemvConfig(4, 4096, 4, 1), GemvConfig(4, 2048, 4, 1), GemvConfig(8, 1024, 4, 1), GemvConfig(2, 4096, 4, 1),
@@ -23,6 +29,31 @@ GEMM = (GemmConfig(16, 32, 256, 4, 4), GemmConfig(16, 128, 128, 4, 3), GemmConfi
 W4A4 = (W4A4Config(128, 128, 256, 8, 2, True), W4A4Config(128, 256, 256, 8, 3, False),
         W4A4Config(128, 128, 256, 8, 4, False))
 NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+
+
+def attention_config(tuner: Tuner, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> Choice:
+    """Choose an AttentionConfig for tensors as `attention` takes them (validated)."""
+    shape = {"batch": q.shape[0], "heads": q.shape[1], "kv_heads": k.shape[1], "queries": q.shape[2],
+             "keys": k.shape[2], "d": q.shape[3], "packed": 0, "causal": int(causal)}
+    return tuner.choose("attention", shape, DENSE,
+                        lambda c: attention_triton(q, k, v, causal=causal, scale=q.shape[3] ** -0.5, config=c),
+                        default_config(q), dtype=NAMES[q.dtype])
+
+
+def block_sparse_attention_config(
+    tuner: Tuner, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_indices: torch.Tensor,
+    block_counts: torch.Tensor, *, block_q: int, block_k: int,
+) -> Choice:
+    """Choose a BlockSparseConfig for tensors as `block_sparse_attention` takes them (validated)."""
+    shape = {"batch": q.shape[0], "heads": q.shape[1], "queries": q.shape[2], "keys": k.shape[2], "d": q.shape[3],
+             "blocks": block_indices.shape[3], "block_q": block_q, "block_k": block_k}
+    configs = [BlockSparseConfig(block_n, warps, stages, use_tma) for block_n in (64, 128) if block_n <= block_k
+               for warps in (4, 8) for stages in (2, 3) for use_tma in (True, False)]
+    return tuner.choose(
+        "block_sparse_attention", shape, configs,
+        lambda c: block_sparse_attention_triton(q, k, v, block_indices, block_counts, block_q=block_q, block_k=block_k,
+                                                scale=q.shape[3] ** -0.5, config=c),
+        default_block_sparse_config(q, block_q, block_k), dtype=NAMES[q.dtype])
 
 
 def paged_attention_config(

@@ -2,6 +2,11 @@
 
 Tiles follow one another in raster order, the tokens of a tile too. Each tile takes f · h · w slots; a tile at the edge
 of the grid holds its real tokens first and zeros after them, `tile_lengths` says how many are real.
+The order is taken once a forward, of the hidden states before the first block and back behind the last, and every
+layer's q, k and v lie in it already. Attention does not read through the map instead, since that cannot pay: at its
+floor (`roofline`) the way there and back takes 0.65 ms of 2.42 s for Wan 14B at 720p on an H200, 0.08 ms of 108 ms for
+Wan 1.3B at 480p, less than a thousandth of a forward, and no fused load could save more. A copy of q, k, v and output
+in each layer, which it would save, costs 52 ms and 5.0 ms (2 and 5 %): it is what nobody should do.
 """
 
 import functools

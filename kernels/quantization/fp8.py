@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from kernels.dispatch import capability, require
+from kernels.dispatch import capability, require, require_scales
 
 E4M3_MAX = 448.0
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -48,14 +48,18 @@ def quantize_fp8(x: torch.Tensor, *, per: Per = "channel", scale: torch.Tensor |
         if x.numel():
             amax = wide.abs().amax() if per == "tensor" else wide.abs().amax(1)
         scale = torch.where(amax > 0, amax / E4M3_MAX, 1.0)
-    require(scale.shape == shape and scale.dtype == torch.float32, "quantize_fp8",
-            f"scale must be {list(shape)} fp32 per {per}", (list(scale.shape), scale.dtype))
+    else:
+        require(scale.shape == shape and scale.dtype == torch.float32, "quantize_fp8",
+                f"scale must be {list(shape)} fp32 per {per}", (list(scale.shape), scale.dtype))
+        require(scale.device == x.device, "quantize_fp8", f"scale must be on {x.device} like x", scale.device)
+        require_scales(scale, "quantize_fp8", "scale")
     divisor = scale if per == "tensor" else scale[:, None]
     return FP8Tensor((wide / divisor).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scale)
 
 
 def dequantize_fp8(x: FP8Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Decode to `[N, K]` in dtype, products in fp32 (fp64 for fp64)."""
+    """Decode to `[N, K]` in dtype, products in fp32 (fp64 for fp64); ValueError for parts that do not fit."""
+    _validate_parts(x, "dequantize_fp8")
     wide = torch.promote_types(dtype, torch.float32)
     scale = x.scale if x.scale.ndim == 0 else x.scale[:, None]
     return (x.codes.to(wide) * scale.to(wide)).to(dtype)
@@ -112,19 +116,28 @@ def _quantize_input(rows: torch.Tensor, input_scale: torch.Tensor | None) -> FP8
     return quantize_fp8(rows, per="channel" if input_scale is None else "tensor", scale=input_scale)
 
 
+def _validate_parts(x: FP8Tensor, op: str) -> None:
+    require(x.codes.ndim == 2 and x.codes.dtype == torch.float8_e4m3fn, op, "codes must be [N, K] float8_e4m3fn",
+            (list(x.codes.shape), x.codes.dtype))
+    n = x.shape[0]
+    require(x.scale.shape in ((), (n,)) and x.scale.dtype == torch.float32, op, f"scale must be [] or [{n}] fp32",
+            (list(x.scale.shape), x.scale.dtype))
+    require(x.scale.device == x.codes.device, op, f"scale must be on {x.codes.device} like the codes", x.scale.device)
+
+
 def _validate(x: torch.Tensor, weight: FP8Tensor, input_scale: torch.Tensor | None, quantize_input: bool) -> None:
     op = "fp8_linear"
-    require(weight.codes.ndim == 2 and weight.codes.dtype == torch.float8_e4m3fn and weight.codes.is_contiguous(), op,
-            "codes must be contiguous [N, K] float8_e4m3fn", (list(weight.codes.shape), weight.codes.dtype))
-    n, k = weight.shape
-    require(weight.scale.shape in ((), (n,)) and weight.scale.dtype == torch.float32, op,
-            f"scale must be [] or [{n}] fp32", (list(weight.scale.shape), weight.scale.dtype))
+    _validate_parts(weight, op)
+    require(weight.codes.is_contiguous(), op, "codes must be contiguous", weight.codes.stride())
+    k = weight.shape[1]
     require(x.ndim >= 1 and x.shape[-1] == k, op, f"x must be [..., {k}] to match the weight", list(x.shape))
     require(x.dtype in DTYPES, op, "x must be fp16, bf16 or fp32", x.dtype)
     require(input_scale is None or (input_scale.shape == () and input_scale.dtype == torch.float32), op,
             "input_scale must be [] fp32 or None",
             None if input_scale is None else (list(input_scale.shape), input_scale.dtype))
     require(input_scale is None or quantize_input, op, "input_scale must be None where x is not quantised", input_scale)
-    for name, tensor in (("codes", weight.codes), ("scale", weight.scale), ("input_scale", input_scale)):
+    for name, tensor in (("codes", weight.codes), ("input_scale", input_scale)):
         require(tensor is None or tensor.device == x.device, op, f"{name} must be on {x.device} like x",
                 None if tensor is None else tensor.device)
+    if input_scale is not None:
+        require_scales(input_scale, op, "input_scale")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from kernels.dispatch import refuse_gradients, require, tl, triton, uses_triton
+from kernels.dispatch import refuse_gradients, require, require_scales, tl, triton, uses_triton
 
 BLOCK = 16
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -57,10 +57,17 @@ def quantize_nvfp4(weight: torch.Tensor, global_scale: torch.Tensor | None = Non
     """Quantise a matrix.
 
     weight: `[N, K]` floating point, K a multiple of 16, finite. global_scale: `[]` fp32 above 0, where several
-    matrices share one; from weight's largest magnitude by default. Raises ValueError for shapes that do not fit.
+    matrices share one; from weight's largest magnitude by default. Raises ValueError for shapes, types, devices or (on
+    CPU) a scale that do not fit.
     """
     require(weight.ndim == 2 and weight.shape[1] % BLOCK == 0 and weight.is_floating_point(), "quantize_nvfp4",
             "weight must be [N, K] floating point with K a multiple of 16", (list(weight.shape), weight.dtype))
+    if global_scale is not None:
+        require(global_scale.shape == () and global_scale.dtype == torch.float32, "quantize_nvfp4",
+                "global_scale must be [] fp32", (list(global_scale.shape), global_scale.dtype))
+        require(global_scale.device == weight.device, "quantize_nvfp4",
+                f"global_scale must be on {weight.device} like weight", global_scale.device)
+        require_scales(global_scale, "quantize_nvfp4", "global_scale")
     blocks = weight.float().unflatten(1, (-1, BLOCK))
     if global_scale is None:
         amax = blocks.abs().amax() if blocks.numel() else torch.zeros((), device=weight.device)
@@ -70,11 +77,12 @@ def quantize_nvfp4(weight: torch.Tensor, global_scale: torch.Tensor | None = Non
     scales = torch.where(block_amax > 0, scales, 1.0).to(torch.float8_e4m3fn)
     magnitudes = (blocks / (scales.float() * global_scale)[..., None]).flatten(1)
     codes = _encode_e2m1(magnitudes)
-    return NVFP4Tensor(codes[:, ::2] | codes[:, 1::2] << 4, scales, global_scale.float().reshape(()))
+    return NVFP4Tensor(codes[:, ::2] | codes[:, 1::2] << 4, scales, global_scale)
 
 
 def dequantize_nvfp4(weight: NVFP4Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Decode to `[N, K]` in dtype, products in fp32."""
+    """Decode to `[N, K]` in dtype, products in fp32; ValueError for parts that do not fit one another."""
+    validate_nvfp4(weight, "dequantize_nvfp4")
     table = torch.tensor(E2M1_VALUES, device=weight.codes.device)
     table = torch.cat([table, -table])
     codes = torch.stack([weight.codes & 15, weight.codes >> 4], -1).flatten(1).int()
@@ -215,18 +223,27 @@ def _encode_e2m1(x: torch.Tensor) -> torch.Tensor:
     return code | (torch.signbit(x).to(torch.uint8) << 3)
 
 
+def validate_nvfp4(weight: NVFP4Tensor, op: str) -> None:
+    """Raise ValueError that names op unless codes and scales fit one another."""
+    codes, scales, global_scale = weight.codes, weight.scales, weight.global_scale
+    require(codes.dtype == torch.uint8 and codes.ndim == 2, op, "codes must be [N, K / 2] uint8",
+            (list(codes.shape), codes.dtype))
+    n, k = weight.shape
+    require(k % BLOCK == 0, op, "K must be a multiple of 16", k)
+    require(scales.dtype == torch.float8_e4m3fn and scales.shape == (n, k // BLOCK), op,
+            f"scales must be [{n}, {k // BLOCK}] float8_e4m3fn", (list(scales.shape), scales.dtype))
+    require(global_scale.numel() == 1 and global_scale.dtype == torch.float32, op, "global_scale must be one fp32",
+            (list(global_scale.shape), global_scale.dtype))
+    require(scales.device == codes.device and global_scale.device == codes.device, op,
+            f"scales and global_scale must be on {codes.device} like the codes", (scales.device, global_scale.device))
+
+
 def validate_nvfp4_linear(x: torch.Tensor, weight: NVFP4Tensor, op: str = "nvfp4_linear") -> None:
     """Raise ValueError that names op unless x `[..., K]` and the weight fit each other."""
-    n, k = weight.shape
-    require(weight.codes.dtype == torch.uint8 and weight.codes.ndim == 2 and weight.codes.is_contiguous(), op,
-            "codes must be contiguous [N, K / 2] uint8", (list(weight.codes.shape), weight.codes.dtype))
-    require(k % BLOCK == 0, op, "K must be a multiple of 16", k)
-    require(weight.scales.dtype == torch.float8_e4m3fn and weight.scales.shape == (n, k // BLOCK)
-            and weight.scales.is_contiguous(), op, f"scales must be contiguous [{n}, {k // BLOCK}] float8_e4m3fn",
-            (list(weight.scales.shape), weight.scales.dtype))
-    require(weight.global_scale.numel() == 1 and weight.global_scale.dtype == torch.float32, op,
-            "global_scale must be one fp32", (list(weight.global_scale.shape), weight.global_scale.dtype))
+    validate_nvfp4(weight, op)
+    k = weight.shape[1]
+    for name, tensor in (("codes", weight.codes), ("scales", weight.scales)):
+        require(tensor.is_contiguous(), op, f"{name} must be contiguous", tensor.stride())
     require(x.ndim >= 1 and x.shape[-1] == k, op, f"x must be [..., {k}] to match the weight", list(x.shape))
     require(x.dtype in DTYPES, op, "x must be fp16, bf16 or fp32", x.dtype)
-    for name, tensor in (("codes", weight.codes), ("scales", weight.scales), ("global_scale", weight.global_scale)):
-        require(tensor.device == x.device, op, f"{name} must be on {x.device} like x", tensor.device)
+    require(weight.codes.device == x.device, op, f"the weight must be on {x.device} like x", weight.codes.device)

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.dispatch import capability, refuse_gradients, require, tl, triton, uses_triton
+from kernels.dispatch import capability, refuse_gradients, require, require_scales, tl, triton, uses_triton
 from kernels.quantization.nvfp4 import (
     BLOCK,
-    DTYPES,
     NVFP4Tensor,
     dequantize_nvfp4,
     nvfp4_linear_reference,
@@ -221,12 +220,10 @@ def nvfp4_w4a4_linear_reference(x: torch.Tensor, weight: NVFP4Tensor, input_scal
 def _validate(x: torch.Tensor, weight: NVFP4Tensor, input_scale: torch.Tensor, swizzled: torch.Tensor | None) -> None:
     op = "nvfp4_w4a4_linear"
     validate_nvfp4_linear(x, weight, op)
-    require(x.dtype in DTYPES, op, "x must be fp16, bf16 or fp32", x.dtype)
     require(input_scale.shape == () and input_scale.dtype == torch.float32 and input_scale.device == x.device, op,
             f"input_scale must be [] fp32 on {x.device}", (list(input_scale.shape), input_scale.dtype,
                                                           input_scale.device))
-    if x.device.type == "cpu":
-        require(float(input_scale) > 0, op, "input_scale must be above 0", float(input_scale))
+    require_scales(input_scale, op, "input_scale")
     if swizzled is not None:
         n, k = weight.shape
         tiles = (-(-n // TILE_ROWS), -(-k // 64), 32, 4, 4)

@@ -69,11 +69,14 @@ def pairs() -> list[Pair]:
     other = torch.zeros_like(cache)
     up = torch.randn(N, 2 * 4096)
     one = up[:, :4096]
+    scores = torch.randn(1, HEADS, 256, 256)
     shape = f"N{N} H{HEADS} D{HEAD_DIM}"
     return [
         Pair("attention", shape, lambda: attention(q, k, v), lambda: _softmax_attention(q, k, v)),
         Pair("block_sparse_attention", f"{shape}, 2 of 16 blocks", lambda: _sparse(q, k, v),
              lambda: F.scaled_dot_product_attention(q, k, v), False),
+        Pair("select_blocks", "H12, 32 of 256 blocks", lambda: select_blocks(scores, 32)[0],
+             lambda: scores.topk(32).indices.sort(-1).values.int()),
         Pair("rms_norm", f"{N} x {WIDTH}", lambda: rms_norm(rows, weight),
              lambda: rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + 1e-6) * weight),
         Pair("head_rms_norm", shape, lambda: head_rms_norm(heads, weight[:HEAD_DIM]),
@@ -199,11 +202,16 @@ def measure(pair: Pair, repeats: int) -> dict[str, Any]:
 
 def main() -> int:
     """Print the table and write it as JSON; return 1 if an op differs from plain torch."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--out", type=Path)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks.bench_kernels",
+        description="Time the kernel library's CPU paths beside plain torch; exit status 1 where one differs from it.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=20, help="timed calls of each")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads that torch computes on")
+    parser.add_argument("--out", type=Path, help="a JSON file to write the table to")
     options = parser.parse_args()
+    if options.repeats < 1 or options.threads < 1:
+        parser.error(f"--repeats and --threads must be at least 1, got {options.repeats} and {options.threads}")
     torch.set_num_threads(options.threads)
     with torch.inference_mode():
         results = [measure(pair, options.repeats) for pair in pairs()]

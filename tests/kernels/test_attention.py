@@ -18,6 +18,14 @@ def test_torch_path_matches_the_reference(n_q: int, n_k: int, causal: bool) -> N
     torch.testing.assert_close(lse.double(), want_lse, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("n_q", "n_k"), [(0, 5), (5, 0), (0, 0)])
+def test_no_queries_or_no_keys(n_q: int, n_k: int) -> None:
+    q, k = torch.randn(1, 2, n_q, 64), torch.randn(1, 2, n_k, 64)
+    out, lse = attention_with_lse(q, k, k)
+    assert torch.equal(out, torch.zeros_like(q)) and torch.equal(lse, torch.full((1, 2, n_q), float("-inf")))
+    assert torch.equal(attention(q, k, k), out)
+
+
 def test_packed_sequences_equal_each_alone() -> None:
     q, k, v = (torch.randn(70, 2, 64) for _ in range(3))
     cu = torch.tensor([0, 5, 5, 70], dtype=torch.int32)

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import sweeps
+from kernels import attention, block_sparse_attention, sweeps
+from kernels.attention import HEAD_DIMS, AttentionConfig
 from kernels.autotune import OPTION_MIN_GAIN, Card, Mode, Tuner, bucket, require_mode
+from kernels.block_sparse_attention import BlockSparseConfig
 from kernels.paged_attention import PagedConfig, default_paged_config
 from kernels.quantization.nvfp4 import GemmConfig, GemvConfig, default_gemm_config, quantize_nvfp4
 from kernels.quantization.nvfp4_w4a4 import W4A4Config, default_w4a4_config
-from kernels.shipped_configs import SHIPPED, UNTUNED, Shipped, shipped_config
+from kernels.shipped_configs import SHIPPED, UNTUNED, Shipped, card_family, shipped_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,15 +177,15 @@ def test_modes_by_name() -> None:
         require_mode("fast")
 
 
-KINDS = {"paged_attention": PagedConfig, "nvfp4_gemv": GemvConfig, "nvfp4_gemm": GemmConfig, "nvfp4_w4a4": W4A4Config}
+KINDS = {"attention": AttentionConfig, "block_sparse_attention": BlockSparseConfig, "paged_attention": PagedConfig,
+         "nvfp4_gemv": GemvConfig, "nvfp4_gemm": GemmConfig, "nvfp4_w4a4": W4A4Config}
+LARGEST = {"m": 4096, "rows": 4096, "packed": 1, "block_q": 128, "block_k": 128}
 
 
 @pytest.mark.parametrize("row", SHIPPED, ids=lambda row: f"{row.op}-{row.arch}-{row.sizes}")
 def test_shipped_rows_are_launches_and_reachable(row: Shipped) -> None:
     KINDS[row.op](**row.config)
-    shape = dict(row.sizes) or {"m": 4096}
-    assert shipped_config(row.op, row.arch, shape if row.op != "paged_attention" else {"rows": 4096, **shape},
-                          "bf16") is row
+    assert shipped_config(row.op, row.arch, {**LARGEST, **row.sizes}, "bf16") is row
     assert row.label == UNTUNED  # until a sweep on the card has been run
 
 
@@ -201,6 +203,28 @@ def test_shipped_rows_for_both_cards_agree_with_the_launchers() -> None:
         assert row is not None and W4A4Config(**row.config) == default_w4a4_config(m, True)
 
 
+@pytest.mark.parametrize(("sm", "family"), [((8, 9), 89), ((9, 0), 90), ((10, 0), 100), ((10, 3), 100), ((11, 0), 100),
+                                            ((12, 0), 120), ((12, 1), 120)])
+def test_cards_of_a_family_share_their_launches(sm: tuple[int, int], family: int) -> None:
+    assert card_family(sm) == family
+    for d in HEAD_DIMS:
+        q = torch.empty(1, 1, 1, d, dtype=torch.float16)
+        dense = attention.default_config(q, sm)
+        sparse = block_sparse_attention.default_config(q, 128, 64, sm)
+        assert dense.use_tma == sparse.use_tma == (family in (90, 100) or (family == 120 and d <= 128))
+        # a step is one key block at most
+        assert sparse.block_n <= 64 and sparse.num_warps == 8
+        assert attention.default_config(q.float(), sm) == AttentionConfig(64, 32, 4, 2, False)
+
+
+def test_packed_sequences_take_fewer_keys_a_step_on_sm_100_alone() -> None:
+    q = torch.empty(1, 1, 1, 128, dtype=torch.bfloat16)
+    wide = torch.empty(1, 1, 1, 256, dtype=torch.bfloat16)
+    for sm, *keys in (((9, 0), 128, 128, 64, 64), ((10, 0), 128, 64, 64, 32), ((12, 0), 64, 64, 32, 32)):
+        assert keys == [attention.default_config(x, sm, is_packed=is_packed).block_n
+                        for x in (q, wide) for is_packed in (False, True)]
+
+
 def test_ops_are_swept_by_their_own_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[Any] = []
     times = {PagedConfig(64, 4, 5, block_m=16): 1.0}
@@ -210,9 +234,17 @@ def test_ops_are_swept_by_their_own_launches(monkeypatch: pytest.MonkeyPatch) ->
         launched.append(config)
         return times.get(config, 2.0)
 
-    for name in ("paged_attention_triton", "nvfp4_linear_triton", "nvfp4_w4a4_linear_triton"):
+    for name in ("attention_triton", "block_sparse_attention_triton", "paged_attention_triton",
+                 "nvfp4_linear_triton", "nvfp4_w4a4_linear_triton"):
         monkeypatch.setattr(sweeps, name, record)
     tuner = Tuner(dataclasses.replace(CARD, arch=90), Clock(), None, mode=Mode.SWEEP)
+    q, lists = torch.empty(1, 2, 100, 64, dtype=torch.bfloat16), torch.zeros(1, 2, 2, 1, dtype=torch.int32)
+    sweeps.attention_config(tuner, q, q, q, causal=True)
+    assert set(launched) == set(sweeps.DENSE)  # the shipped one is among them
+    launched.clear()
+    sweeps.block_sparse_attention_config(tuner, q, q, q, lists, lists[..., 0], block_q=64, block_k=64)
+    assert launched[0] == BlockSparseConfig(64, 4, 2, True) and {c.block_n for c in launched} == {64}
+    launched.clear()
     cache = torch.empty(4, 16, 2, 64, dtype=torch.bfloat16)
     choice = sweeps.paged_attention_config(tuner, torch.empty(1, 4, 64, dtype=torch.bfloat16), cache, cache,
                                            torch.zeros(1, 2, dtype=torch.int32), torch.ones(1, dtype=torch.int32))

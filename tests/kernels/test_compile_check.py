@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("triton")
 
 from kernels import compile_check, roofline
-from kernels.compile_cases import ARCHS, CASES, CompileCase
+from kernels.compile_case import ARCHS, CompileCase
+from kernels.compile_cases import CASES
 from kernels.compile_check import check, compile_case, describe, main
 from kernels.dry_launch import SHARED_LIMIT_BYTES, Compiled
 

@@ -97,8 +97,9 @@ def test_a_token_does_not_depend_on_others() -> None:
     (lambda a: a.update(x=torch.randn(2, 31)), r"x must be \[..., 32\] to match the weight, got \[2, 31\]"),
     (lambda a: a.update(x=torch.randn(2, 32).double()), "x must be fp16, bf16 or fp32, got torch.float64"),
     (lambda a: a.update(input_scale=torch.ones(2)), r"input_scale must be \[\] fp32"),
+    (lambda a: a.update(input_scale=torch.zeros(())), r"input_scale must be finite and above 0, got \[0.0\]"),
     (lambda a: a.update(input_scale=torch.ones(()), quantize_input=False), "input_scale must be None"),
-    (lambda a: a.update(weight=FP8Tensor(torch.randn(4, 32), torch.ones(()))), "codes must be contiguous"),
+    (lambda a: a.update(weight=FP8Tensor(torch.randn(4, 32), torch.ones(()))), r"codes must be \[N, K\] float8_e4m3fn"),
     (lambda a: a.update(weight=FP8Tensor(a["weight"].codes, torch.ones(3))), r"scale must be \[\] or \[4\] fp32"),
 ])
 def test_bad_input_is_named(change: Callable[[dict[str, Any]], None], rule: str) -> None:
@@ -112,6 +113,9 @@ def test_bad_input_is_named(change: Callable[[dict[str, Any]], None], rule: str)
     ({"x": torch.randn(3)}, r"x must be \[N, K\] floating point"),
     ({"x": torch.randn(3, 4), "per": "row"}, "per must be 'tensor' or 'channel', got row"),
     ({"x": torch.randn(3, 4), "scale": torch.ones(())}, r"scale must be \[3\] fp32 per channel"),
+    ({"x": torch.randn(3, 4), "scale": torch.tensor([1.0, -2.0, float("nan")])},
+     r"scale must be finite and above 0, got \[-2.0, nan\]"),
+    ({"x": torch.randn(3, 4), "scale": torch.ones(3, device="meta")}, "scale must be on cpu like x, got meta"),
 ])
 def test_bad_matrices_are_named(arguments: dict[str, Any], rule: str) -> None:
     with pytest.raises(ValueError, match=f"quantize_fp8: {rule}"):

@@ -50,7 +50,7 @@ def test_without_the_coarse_branch_and_with_all_blocks_it_is_attention() -> None
     ({"k": torch.zeros(1, 1, 64, 64)}, "k and v must be"),
     ({"scale": -1.0}, "scale must be above 0"),
     ({"num_blocks": 3}, r"num_blocks must be in 1..2, got 3"),
-    ({"lengths": torch.ones(3, dtype=torch.int32)}, r"lengths must be \[2\] int32"),
+    ({"lengths": torch.ones(3, dtype=torch.int32)}, r"lengths must be contiguous \[2\] int32"),
     ({"block": 32}, r"block must be one of \(64, 128\), got 32"),
 ])
 def test_bad_input_is_named(change: dict[str, Any], rule: str) -> None:

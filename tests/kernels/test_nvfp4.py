@@ -40,12 +40,14 @@ def test_linear_is_the_decoded_product() -> None:
 @pytest.mark.parametrize(("change", "rule"), [
     ({"x": torch.randn(2, 16)}, r"x must be \[..., 32\] to match the weight, got \[2, 16\]"),
     ({"x": torch.randn(2, 32).double()}, "x must be fp16, bf16 or fp32, got torch.float64"),
-    ({"codes": torch.zeros(4, 16)}, r"codes must be contiguous \[N, K / 2\] uint8"),
+    ({"codes": torch.zeros(16, dtype=torch.uint8)}, r"codes must be \[N, K / 2\] uint8, got \(\[16\]"),
+    ({"codes": torch.zeros(4, 16)}, r"codes must be \[N, K / 2\] uint8"),
     ({"codes": torch.zeros(16, 4, dtype=torch.uint8).t()}, "codes must be contiguous"),
     ({"codes": torch.zeros(4, 12, dtype=torch.uint8)}, "K must be a multiple of 16, got 24"),
-    ({"scales": torch.ones(4, 2)}, r"scales must be contiguous \[4, 2\] float8_e4m3fn"),
+    ({"scales": torch.ones(4, 2)}, r"scales must be \[4, 2\] float8_e4m3fn"),
     ({"global_scale": torch.ones(2)}, "global_scale must be one fp32"),
-    ({"global_scale": torch.ones((), device="meta")}, "global_scale must be on cpu like x, got meta"),
+    ({"global_scale": torch.ones((), device="meta")},
+     r"scales and global_scale must be on cpu like the codes, got \(device.*meta"),
 ])
 def test_bad_input_is_named(change: dict[str, torch.Tensor], rule: str) -> None:
     weight = quantize_nvfp4(torch.randn(4, 32))
@@ -57,3 +59,15 @@ def test_bad_input_is_named(change: dict[str, torch.Tensor], rule: str) -> None:
 def test_bad_matrices_are_named() -> None:
     with pytest.raises(ValueError, match=r"quantize_nvfp4: .* K a multiple of 16"):
         quantize_nvfp4(torch.randn(4, 24))
+
+
+@pytest.mark.parametrize(("scale", "rule"), [
+    (torch.ones(1), r"global_scale must be \[\] fp32, got \(\[1\], torch.float32\)"),
+    (torch.ones((), dtype=torch.float64), r"global_scale must be \[\] fp32, got \(\[\], torch.float64\)"),
+    (torch.ones((), device="meta"), "global_scale must be on cpu like weight, got meta"),
+    *((torch.tensor(value), rf"global_scale must be finite and above 0, got \[{value}\]")
+      for value in (0.0, -1.0, float("inf"), float("nan"))),
+])
+def test_a_bad_global_scale_is_named(scale: torch.Tensor, rule: str) -> None:
+    with pytest.raises(ValueError, match=f"quantize_nvfp4: {rule}"):
+        quantize_nvfp4(torch.randn(4, 32), scale)

@@ -46,7 +46,8 @@ def test_linear_quantises_both_sides() -> None:
     ({"x": torch.randn(2, 32)}, r"x must be \[..., 64\] to match the weight, got \[2, 32\]"),
     ({"x": torch.randn(2, 64).double()}, "x must be fp16, bf16 or fp32"),
     ({"input_scale": torch.ones(1)}, r"input_scale must be \[\] fp32"),
-    ({"input_scale": torch.zeros(())}, "input_scale must be above 0, got 0.0"),
+    ({"input_scale": torch.zeros(())}, r"input_scale must be finite and above 0, got \[0.0\]"),
+    ({"input_scale": torch.tensor(float("inf"))}, r"input_scale must be finite and above 0, got \[inf\]"),
     ({"swizzled": torch.zeros(4, 4).to(torch.float8_e4m3fn)}, r"swizzled must be contiguous \[1, 1, 32, 4, 4\]"),
 ])
 def test_bad_input_is_named(change: dict[str, Any], rule: str) -> None:

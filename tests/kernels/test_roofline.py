@@ -42,6 +42,19 @@ def test_floors_worked_out_by_hand(op: str, shape: str, card: str, want_us: floa
     assert floor[0] == pytest.approx(want_us, rel=2e-3) and floor[1] == bound
 
 
+@pytest.mark.parametrize("card", list(CARDS))
+def test_tile_order_once_a_forward_is_nothing_and_in_every_layer_is_not(card: str) -> None:
+    # H200, 720p: 4 x 774 MB at 4.8 TB/s = 645 us; 320 x 774 MB = 51.6 ms; 1.81e15 + 0.59e15 FLOP = 2.42 s
+    for shape in ("Wan 2.1 14B, 720p", WAN):
+        once, always, forward = (floor_us(WORKS[op, shape], CARDS[card]) for op in (
+            "tile_order, hidden states there and back once a forward", "tile_order, q, k, v and output in every layer",
+            "forward, products and block_sparse_attention, 12.5 %"))
+        assert once is not None and always is not None and forward is not None
+        assert once[0] < 0.0012 * forward[0] and 0.02 * forward[0] < always[0] < 0.08 * forward[0]
+        if card == "H200" and shape != WAN:
+            assert (once[0], always[0], forward[0]) == pytest.approx((645, 51_600, 2.42e6), rel=5e-3)
+
+
 def test_four_bit_products_have_no_floor_where_the_card_has_no_unit() -> None:
     work = WORKS["nvfp4_linear, W4A4", DECODE]
     assert floor_us(work, CARDS["H200"]) is None and floor_us(work, CARDS["B200"]) is not None

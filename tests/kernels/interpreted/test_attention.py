@@ -1,7 +1,12 @@
+import itertools
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kernels.attention import AttentionConfig, attention_reference, attention_triton
+from tests.kernels.interpreted.layouts import laid_out, layouts
 
 # fp32 differs by summation order; 16-bit weights and outputs are rounded once each, 2^-8 (bf16) or 2^-11 (fp16)
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -58,3 +63,37 @@ def test_groups_of_heads_and_a_layout_for_each_input(config: AttentionConfig) ->
     q = torch.randn(2, 70, 6, 64).transpose(1, 2)
     k, v = torch.randn(2, 3, 80, 64), torch.randn(2, 80, 3, 128).transpose(1, 2)[..., :64]
     check(q, k, v, True, config)
+
+
+@settings(max_examples=20, deadline=None)
+@given(batch=st.integers(0, 2), kv_heads=st.integers(1, 2), group_size=st.integers(1, 2), n_q=st.integers(0, 40),
+       n_k=st.integers(0, 70), head_dim=st.sampled_from([64, 80]), causal=st.booleans(), use_tma=st.booleans(),
+       places=st.tuples(layouts, layouts, layouts))
+def test_any_sizes_and_layouts(
+    batch: int, kv_heads: int, group_size: int, n_q: int, n_k: int, head_dim: int, causal: bool, use_tma: bool,
+    places: tuple[str, str, str],
+) -> None:
+    shapes = ((batch, kv_heads * group_size, n_q, head_dim), *[(batch, kv_heads, n_k, head_dim)] * 2)
+    q, k, v = (laid_out(torch.randn(shape), place) for shape, place in zip(shapes, places, strict=True))
+    check(q, k, v, causal, AttentionConfig(32, 64, 4, 2, use_tma))
+
+
+@settings(max_examples=15, deadline=None)
+@given(lengths=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 70)), max_size=3), kv_heads=st.integers(1, 2),
+       causal=st.booleans(), places=st.tuples(layouts, layouts, layouts))
+def test_any_packed_sequences(
+    lengths: list[tuple[int, int]], kv_heads: int, causal: bool, places: tuple[str, str, str]
+) -> None:
+    starts_q, starts_k = (list(itertools.accumulate(sizes, initial=0))
+                          for sizes in ([n for n, _ in lengths], [n for _, n in lengths]))
+    shapes = ((1, 2, starts_q[-1], 64), *[(1, kv_heads, starts_k[-1], 64)] * 2)
+    q, k, v = (laid_out(torch.randn(shape), place) for shape, place in zip(shapes, places, strict=True))
+    cu_q, cu_k = (torch.tensor(starts, dtype=torch.int32) for starts in (starts_q, starts_k))
+    longest = max((n for n, _ in lengths), default=0)
+    out, lse = attention_triton(q, k, v, causal=causal, scale=0.125, varlen=(cu_q, cu_k, longest),
+                                config=AttentionConfig(32, 64, 4, 2, False))
+    for (a, b), (c, d) in zip(itertools.pairwise(starts_q), itertools.pairwise(starts_k), strict=True):
+        want, want_lse = attention_reference(q[:, :, a:b].double(), *(x[:, :, c:d].double() for x in (k, v)),
+                                             causal=causal)
+        torch.testing.assert_close(out[:, :, a:b].double(), want, atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(lse[:, :, a:b].double(), want_lse, atol=1e-4, rtol=1e-4)

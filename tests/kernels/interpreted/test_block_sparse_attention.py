@@ -2,6 +2,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kernels.block_selection import select_blocks
 from kernels.block_sparse_attention import (
@@ -9,6 +11,7 @@ from kernels.block_sparse_attention import (
     block_sparse_attention_reference,
     block_sparse_attention_triton,
 )
+from tests.kernels.interpreted.layouts import laid_out, layouts
 
 # as in test_attention: rounding of weights and outputs to the type
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -77,3 +80,31 @@ def test_other_head_dims(head_dim: int) -> None:
     out, _ = block_sparse_attention_triton(q, k, v, indices, counts, **sizes, config=BlockSparseConfig(32, 4, 2, False))
     want, _ = block_sparse_attention_reference(q.double(), k.double(), v.double(), indices, counts, **sizes)
     torch.testing.assert_close(out.double(), want, atol=2e-5, rtol=2e-5)
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data(), batch=st.integers(0, 2), heads=st.integers(1, 2), n_q=st.integers(0, 130),
+       n_k=st.integers(0, 200), use_tma=st.booleans(), places=st.tuples(layouts, layouts, layouts))
+def test_any_lists_sizes_and_layouts(
+    data: st.DataObject, batch: int, heads: int, n_q: int, n_k: int, use_tma: bool, places: tuple[str, str, str]
+) -> None:
+    shapes = ((batch, heads, n_q, 64), *[(batch, heads, n_k, 64)] * 2)
+    q, k, v = (laid_out(torch.randn(shape), place) for shape, place in zip(shapes, places, strict=True))
+    q_blocks, k_blocks = -(-n_q // 64), -(-n_k // 64)
+    width = data.draw(st.integers(0, k_blocks), "width")
+    # ids and counts with room behind them, as where lists are cut out of longer ones
+    indices = torch.full((batch, heads, q_blocks, width + 2), 1 << 30, dtype=torch.int32)[..., :width]
+    counts = torch.full((batch, heads, 2 * q_blocks), 1 << 30, dtype=torch.int32)[..., :q_blocks]
+    for place in torch.cartesian_prod(*map(torch.arange, counts.shape)).tolist():
+        ids = sorted(data.draw(st.sets(st.integers(0, k_blocks - 1), max_size=width) if width else st.just(set())))
+        indices[tuple(place)][: len(ids)] = torch.tensor(ids, dtype=torch.int32)
+        counts[tuple(place)] = len(ids)
+    lengths = None
+    if data.draw(st.booleans(), "lengths"):
+        lengths = torch.tensor([data.draw(st.integers(0, 64)) for _ in range(k_blocks)], dtype=torch.int32)
+    sizes: dict[str, Any] = {"block_q": 64, "block_k": 64, "scale": 0.125, "key_lengths": lengths}
+    out, lse = block_sparse_attention_triton(q, k, v, indices, counts, **sizes,
+                                             config=BlockSparseConfig(64, 4, 2, use_tma))
+    want, want_lse = block_sparse_attention_reference(q.double(), k.double(), v.double(), indices, counts, **sizes)
+    torch.testing.assert_close(out.double(), want, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(lse.double(), want_lse, atol=1e-4, rtol=1e-4)
