@@ -97,19 +97,20 @@ class ModelRunner:
         return self.rows is not None
 
     @torch.inference_mode()
-    def forward(self, chunks: Sequence[Chunk], fed: Tensor | None = None) -> Tensor:
+    def forward(self, chunks: Sequence[Chunk], fed: Tensor | None = None, *, is_reference: bool = False) -> Tensor:
         """Run one step.
 
         Args:
             fed: [B'] int64, the tokens that the step before has drawn, on the device.
+            is_reference: attend in plain torch, whatever the device: slow, and right where a kernel is not.
 
         Returns: logits [B, V] fp32 after the last token of each chunk that wants them, in their order.
         """
         if self.rows is None or self.rows.tile is None:
-            return self._forward_tile(chunks, fed)
-        return torch.cat([self._forward_tile(tile, fed) for tile in tiles(chunks, self.rows.tile)])
+            return self._forward_tile(chunks, fed, is_reference)
+        return torch.cat([self._forward_tile(tile, fed, is_reference) for tile in tiles(chunks, self.rows.tile)])
 
-    def _forward_tile(self, chunks: Sequence[Chunk], fed: Tensor | None) -> Tensor:
+    def _forward_tile(self, chunks: Sequence[Chunk], fed: Tensor | None, is_reference: bool) -> Tensor:
         token_ids: list[int] = []
         positions: list[int] = []
         wanted: list[int] = []
@@ -137,19 +138,26 @@ class ModelRunner:
         logits = self._run(
             input_ids,
             torch.tensor(positions, device=self.device),
-            self._step(chunks, num_padding),
+            self._step(chunks, num_padding, is_reference),
             # an empty index would be read as "all"
             torch.tensor(wanted or [0], device=self.device),
         )
         return logits[:num_wanted]
 
-    def _step(self, chunks: Sequence[Chunk], num_padding: int) -> Step:
+    def _step(self, chunks: Sequence[Chunk], num_padding: int, is_reference: bool) -> Step:
         tables = [chunk.blocks.tables for chunk in chunks]
         starts, lengths = [chunk.past for chunk in chunks], [chunk.length for chunk in chunks]
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" and not is_reference:
             return plan(self.kv_cache, tables, starts, lengths, num_padding, is_by_row=self.is_invariant)
         return pack(
-            self.kv_cache, tables, starts, lengths, self.device, num_padding=num_padding, is_invariant=self.is_invariant
+            self.kv_cache,
+            tables,
+            starts,
+            lengths,
+            self.device,
+            num_padding=num_padding,
+            is_invariant=self.is_invariant,
+            is_reference=is_reference,
         )
 
     def _run(self, input_ids: Tensor, positions: Tensor, step: Step | Probe, wanted: Tensor) -> Tensor:
