@@ -158,7 +158,9 @@ class BatchRun:
         room = await self._room()
         if room <= 0:
             return
-        taken = await asyncio.to_thread(running.begin_lines, self.host.db, self.batch.id, self.host.worker, room)
+        taken = await asyncio.to_thread(
+            running.begin_lines, self.host.db, self.batch.id, self.host.worker, room
+        )
         for line in taken:
             self.host.under_way[self.batch.owner_key_id] += 1
             task = asyncio.create_task(self._send(line))
@@ -194,7 +196,9 @@ class BatchRun:
         answer = await send_line(host.app, batch, host.worker, line.number, body, tries=line.tries, left_s=left_s)
         if answer.retry_in_s is not None:
             logger.info("batch %s line %d: %d, again later", batch.id, line.number, answer.status_code)
-            await asyncio.to_thread(running.put_back, host.db, batch.id, host.worker, line.number, answer.retry_in_s)
+            await asyncio.to_thread(
+                running.put_back, host.db, batch.id, host.worker, line.number, answer.retry_in_s
+            )
         elif ENDPOINTS[batch.endpoint] == "text" or not answer.is_success:
             await self._end_answered(line, answer)
 

@@ -47,7 +47,9 @@ class FileRow:
 
 
 @contextmanager
-def writing(db: Database, artifacts: ArtifactStore, file_id: str, source: Path | IO[bytes]) -> Iterator[StoredFile]:
+def writing(
+    db: Database, artifacts: ArtifactStore, file_id: str, source: Path | IO[bytes]
+) -> Iterator[StoredFile]:
     """Put a file into the store; the block writes its row with `insert`, or the file goes again. Blocking."""
     prefix = f"{file_id}/"
     _discard_ownerless(db, file_id, delay_s=_WRITING_S)

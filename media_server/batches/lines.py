@@ -143,7 +143,9 @@ def answered(batch_id: str, number: int, custom_id: str | None, status_code: int
     return _record(number, custom_id, response, None)
 
 
-def failed(batch_id: str, number: int, custom_id: str | None, body: BaseModel | None, code: str, message: str) -> str:
+def failed(
+    batch_id: str, number: int, custom_id: str | None, body: BaseModel | None, code: str, message: str
+) -> str:
     """Write the record of a line whose job did not end well, or that was never run; `body` is the job, if any."""
     response = None
     if body is not None:

@@ -102,7 +102,9 @@ def ingest(db: Database, batch: BatchRow, worker: str, lines: Sequence[LineSpec]
         hold(tx, batch.id, worker)
         tx.conn.execute(batch_lines.delete().where(batch_lines.c.batch_id == batch.id))
         for start in range(0, len(lines), _ROWS):
-            tx.conn.execute(batch_lines.insert(), [_line_row(batch.id, line) for line in lines[start : start + _ROWS]])
+            tx.conn.execute(
+                batch_lines.insert(), [_line_row(batch.id, line) for line in lines[start : start + _ROWS]]
+            )
         values: dict[str, Any] = {"total": len(lines), "completed": 0, "failed": num_failed}
         values["model"] = models.pop() if len(models) == 1 else None
         tx.conn.execute(batches.update().where(batches.c.id == batch.id).values(**values))

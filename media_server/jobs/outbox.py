@@ -213,7 +213,9 @@ def claim_due(
         rows = tx.conn.execute(
             sa.select(outbox, webhook_endpoints, jobs.c.traceparent, batches.c.traceparent)
             .select_from(
-                both.outerjoin(jobs, outbox.c.job_id == jobs.c.id).outerjoin(batches, outbox.c.batch_id == batches.c.id)
+                both.outerjoin(jobs, outbox.c.job_id == jobs.c.id).outerjoin(
+                    batches, outbox.c.batch_id == batches.c.id
+                )
             )
             .where(outbox.c.id.in_(taken))
             .order_by(outbox.c.next_at, outbox.c.id)

@@ -112,7 +112,9 @@ async def retrieve_batch(request: Request, owner: Owner, batch_id: BatchId) -> o
     return batch_object(await run_in_threadpool(_owned_batch, request.app.state.db, batch_id, owner))
 
 
-@router.post("/{batch_id}/cancel", response_model=objects.Batch, summary="Cancel a batch", responses=errors(404, 409))
+@router.post(
+    "/{batch_id}/cancel", response_model=objects.Batch, summary="Cancel a batch", responses=errors(404, 409)
+)
 async def cancel_batch(request: Request, owner: Owner, batch_id: BatchId) -> objects.Batch:
     """Stop a batch: lines that were not sent end at once, jobs under way are cancelled; what was made is kept."""
     db: Database = request.app.state.db

@@ -139,7 +139,9 @@ async def retrieve_file(request: Request, owner: Owner, file_id: FileId) -> obje
     return file_object(await run_in_threadpool(owned_file, request.app.state.db, file_id, owner))
 
 
-@router.delete("/{file_id}", response_model=http_objects.Deleted, summary="Delete a file", responses=errors(404, 409))
+@router.delete(
+    "/{file_id}", response_model=http_objects.Deleted, summary="Delete a file", responses=errors(404, 409)
+)
 async def delete_file(request: Request, owner: Owner, file_id: FileId) -> http_objects.Deleted:
     """Remove a file; one that a batch still reads stays until that has ended."""
     db: Database = request.app.state.db

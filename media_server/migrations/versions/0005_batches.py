@@ -79,7 +79,9 @@ def upgrade() -> None:
         sa.Column("not_before", sa.Double(), nullable=True),
         sa.Column("is_error", sa.Boolean(), nullable=True),
         sa.Column("record", sa.Text(), nullable=True),
-        sa.ForeignKeyConstraint(["batch_id"], ["batches.id"], name=op.f("fk_batch_lines_batch_id"), ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["batch_id"], ["batches.id"], name=op.f("fk_batch_lines_batch_id"), ondelete="CASCADE"
+        ),
         sa.PrimaryKeyConstraint("batch_id", "number", name=op.f("pk_batch_lines")),
     )
     op.create_index("ix_batch_lines_state", "batch_lines", ["batch_id", "state", "number"], unique=False)

@@ -94,7 +94,9 @@ def _create_deliveries() -> None:
         sa.Column("duration_s", sa.Double(), nullable=False),
         sa.Column("status_code", sa.Integer(), nullable=True),
         sa.Column("error", sa.Text(), nullable=True),
-        sa.ForeignKeyConstraint(["outbox_id"], ["outbox.id"], name=op.f("fk_deliveries_outbox_id"), ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["outbox_id"], ["outbox.id"], name=op.f("fk_deliveries_outbox_id"), ondelete="CASCADE"
+        ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_deliveries")),
         sa.UniqueConstraint("outbox_id", "number", name=op.f("uq_deliveries_outbox_id_number")),
         sqlite_autoincrement=True,

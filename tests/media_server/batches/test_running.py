@@ -154,7 +154,9 @@ def test_an_owner_has_so_many_batches_at_a_time(
 
 
 def test_a_batch_of_a_file_that_was_just_deleted_is_refused(db: Database, artifacts: ArtifactStore) -> None:
-    file = files.upload(db, artifacts, new_id("file"), BytesIO(b"{}"), owner_key_id=None, filename="a", lifetime_s=None)
+    file = files.upload(
+        db, artifacts, new_id("file"), BytesIO(b"{}"), owner_key_id=None, filename="a", lifetime_s=None
+    )
     files.delete(db, file.id)
     with pytest.raises(NotFound):
         store.create(
