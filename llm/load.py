@@ -7,7 +7,8 @@ from llguidance import LLTokenizer
 from llm.engine import Engine
 from llm.errors import CheckpointError
 from llm.kv_cache import BLOCK_SIZE, Traffic
-from llm.model_runner import ModelRunner, free_memory_bytes, load_model
+from llm.memory import free_memory_bytes
+from llm.model_runner import ModelRunner, load_model
 from llm.scheduler import SchedulerLimits
 
 # 2026-11, one thread of an AMD EPYC, SmolLM2-135M fp32: steps of 64, 128 and 256 prompt tokens hold the running answers
