@@ -11,7 +11,7 @@ from kernels.sampling_params import Sampled, SamplingContext, SamplingParams
 # the nucleus of top-p is nearly always within the best of a row: of 128,256 scores the best 1024 take 1.0 ms, 8192
 # of them 2.3 ms, a sort 13 ms (one core of an EPYC, November 2026)
 HEAD = 1024
-_NEUTRAL = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "top_p": 1.0, "min_p": 0.0}
+_NEUTRAL = {"top_p": 1.0, "min_p": 0.0}
 
 
 def sample_torch(
@@ -25,10 +25,12 @@ def sample_torch(
     """Draw from validated logits, in fp32."""
     # rows with few tokens left are drawn together, whole vocabularies one by one
     cut_rows, rows = [], []
+    logits = logits.float()
+    adjusted = adjust(logits, params, context)
     for row, values in enumerate(_values(params, logits)):
-        raw = logits[row].float()
+        raw = logits[row]
         low, high = raw.aminmax()
-        scores = _adjust(raw, values, context, row)
+        scores = _tempered(adjusted[row], values["temperature"])
         best = scores.max()
         is_valid = bool(low.isfinite() & high.isfinite() & best.isfinite())
         is_greedy = values["temperature"] == 0
@@ -62,9 +64,11 @@ def sample_reference(
 ) -> Sampled:
     """Draw in plain torch, in fp64, from whole sorted rows."""
     rows = []
+    logits = logits.double()
+    adjusted = adjust(logits, params, context)
     for row, values in enumerate(_values(params, logits)):
-        raw = logits[row].double()
-        scores = _adjust(raw, values, context, row)
+        raw = logits[row]
+        scores = _tempered(adjusted[row], values["temperature"])
         is_valid = bool(raw.isfinite().all() & scores.max().isfinite())
         probabilities = torch.softmax(scores, 0)
         if values["temperature"] == 0:
@@ -96,23 +100,37 @@ def _values(params: SamplingParams, logits: torch.Tensor) -> list[dict[str, Any]
             for row in range(batch)]
 
 
-def _adjust(raw: torch.Tensor, values: dict[str, Any], context: SamplingContext, row: int) -> torch.Tensor:
-    scores = raw
-    prompt, output = (None if x is None else x[row] for x in (context.prompt_counts, context.output_counts))
-    if values["repetition_penalty"] != 1:
-        seen = sum((x > 0 for x in (prompt, output) if x is not None), torch.zeros_like(raw, dtype=torch.bool))
-        factor = torch.full((), values["repetition_penalty"], dtype=raw.dtype, device=raw.device)
+def adjust(scores: torch.Tensor, params: SamplingParams, context: SamplingContext) -> torch.Tensor:
+    """Apply penalties, bias and mask to scores `[B, V]` fp32 or fp64; temperature, cuts and the draw come behind.
+
+    The one place of these rules in torch; whatever must know the scores before the draw asks here.
+    """
+    prompt, output = context.prompt_counts, context.output_counts
+
+    def column(x: torch.Tensor) -> torch.Tensor:
+        return x.to(scores.dtype).unsqueeze(1)
+
+    if params.repetition_penalty is not None:
+        seen = torch.zeros_like(scores, dtype=torch.bool)
+        for counts in (prompt, output):
+            seen = seen if counts is None else seen | (counts > 0)
+        factor = column(params.repetition_penalty)
         scores = torch.where(seen, torch.where(scores > 0, scores / factor, scores * factor), scores)
-    if output is not None and (values["presence_penalty"] or values["frequency_penalty"]):
-        scores = torch.where(output > 0, scores - values["presence_penalty"], scores)
-        scores = scores - values["frequency_penalty"] * output.to(raw.dtype)
+    if output is not None and params.presence_penalty is not None:
+        scores = torch.where(output > 0, scores - column(params.presence_penalty), scores)
+    if output is not None and params.frequency_penalty is not None:
+        scores = scores - column(params.frequency_penalty) * output.to(scores.dtype)
     if context.bias is not None:
-        scores = scores + context.bias[row]
+        scores = scores + context.bias
     if context.allowed is not None:
-        bits = torch.arange(32, dtype=torch.int32, device=raw.device)
-        is_allowed = (context.allowed[row][:, None] >> bits & 1).flatten()[: len(raw)] != 0
+        bits = torch.arange(32, dtype=torch.int32, device=scores.device)
+        is_allowed = (context.allowed[:, :, None] >> bits & 1).flatten(1)[:, : scores.shape[1]] != 0
         scores = scores.masked_fill(~is_allowed, float("-inf"))
-    return scores if values["temperature"] in (0, 1) else scores / values["temperature"]
+    return scores
+
+
+def _tempered(scores: torch.Tensor, temperature: float) -> torch.Tensor:
+    return scores if temperature in (0, 1) else scores / temperature
 
 
 def _floor(scores: torch.Tensor, best: float, values: dict[str, Any]) -> float | None:

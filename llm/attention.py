@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from kernels.kv_store import kv_store
+from kernels.kv_store import kv_store, kv_store_reference
 from kernels.paged_attention import paged_attention
 from kernels.paged_attention_plan import PagedPlan
+from kernels.paged_torch import paged_attention_reference
 from llm.errors import UnsupportedModel
 from llm.kv_cache import KvCache, LayerSpec
 
@@ -37,7 +38,8 @@ class StepBatch:
     """What attention must know of one step.
 
     context_lens: [B] int32 tokens of each sequence, the new ones included. cu_seqlens_q: [B + 1] int32 where the new
-    tokens of each begin; None: one each. is_invariant: what a row gets must not depend on the others.
+    tokens of each begin; None: one each. is_invariant: what a row gets must not depend on the others. is_reference:
+    attend in plain torch, by no kernel.
     """
 
     kv_cache: KvCache
@@ -45,6 +47,7 @@ class StepBatch:
     context_lens: Tensor
     cu_seqlens_q: Tensor | None
     is_invariant: bool = False
+    is_reference: bool = False
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,21 @@ def attend(
         step = step_batch.plans[cache.group_of[layer]]
         step.store(key, value, keys, stored_values)
         output = step.attend(query, keys, values, scale=scale, sinks=sinks, soft_cap=soft_cap)
+    elif step_batch.is_reference:
+        group = step_batch.groups[cache.group_of[layer]]
+        kv_store_reference(key, value, keys, stored_values, group.slot_mapping)
+        output = paged_attention_reference(
+            query,
+            keys,
+            values,
+            group.block_table,
+            step_batch.context_lens,
+            cu_seqlens_q=step_batch.cu_seqlens_q,
+            sinks=sinks,
+            scale=scale,
+            window=spec.window,
+            soft_cap=soft_cap,
+        )
     else:
         group = step_batch.groups[cache.group_of[layer]]
         kv_store(key, value, keys, stored_values, group.slot_mapping)
@@ -219,6 +237,7 @@ def pack(
     *,
     num_padding: int = 0,
     is_invariant: bool = False,
+    is_reference: bool = False,
 ) -> StepBatch:
     """Describe a step of B sequences for a device, arguments as `plan` takes them."""
     size = kv_cache.block_size
@@ -252,7 +271,7 @@ def pack(
     if is_invariant or any(count != 1 for count in counts):
         begins = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
     context_lens = torch.tensor(contexts, dtype=torch.int32, device=device)
-    return StepBatch(kv_cache, groups, context_lens, begins, is_invariant)
+    return StepBatch(kv_cache, groups, context_lens, begins, is_invariant, is_reference)
 
 
 AttentionInterface.register(NAME, packed_attention)

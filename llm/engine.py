@@ -12,26 +12,26 @@ time for the draw of the step behind it.
 Invariants: a finished or aborted sequence owns no block; when idle, no block is owned.
 """
 
-import logging
 from collections import deque
 from dataclasses import dataclass, field
 
+import torch
 from llguidance import LLTokenizer
 from torch import Tensor
 
 from llm.chunk import Chunk
 from llm.detokenize import Detokenizer
 from llm.errors import RequestRefused
-from llm.grammar import GrammarCompiler, too_complex
+from llm.grammar import GrammarCompiler
+from llm.guard import Guard
 from llm.model_runner import ModelRunner
 from llm.offload import OffloadStore
 from llm.prefix_cache import BlockChain
-from llm.request import FinishReason, Output, OutputError, Request, TokenLogprob
+from llm.request import FinishReason, Output, Request
 from llm.sampling import Draw, Drawn, mix, sample
 from llm.scheduler import Scheduled, Scheduler, SchedulerLimits
 from llm.sequence import Sequence
-
-logger = logging.getLogger(__name__)
+from llm.writer import Writer
 
 
 @dataclass
@@ -56,10 +56,12 @@ class Engine:
         limits: SchedulerLimits | None = None,
         *,
         offload_bytes: int = 0,
+        has_guard: bool = True,
     ) -> None:
         """Serve `runner`'s model; a draw needs the tokens before it, so at most one step is ahead of another.
 
         `offload_bytes`: CPU memory for the keys and values of preempted sequences; 0: they are computed anew.
+        `has_guard`: guard against collapses the requests that ask for it.
         """
         self.runner = runner
         self.tokenizer = tokenizer
@@ -68,6 +70,8 @@ class Engine:
         offload = OffloadStore(runner.kv_cache, offload_bytes) if offload_bytes else None
         self.scheduler = Scheduler(runner.kv_cache, limits or SchedulerLimits(), offload)
         self.grammars = GrammarCompiler(tokenizer)
+        self.writer = Writer(tokenizer, eos_token_ids, self.scheduler)
+        self.has_guard = has_guard
         self._sequences: dict[str, list[Sequence]] = {}
         assert 1 <= self.scheduler.limits.steps_ahead <= 2, "one step or two may be on their way"
         self._steps: deque[_Step] = deque()
@@ -114,9 +118,10 @@ class Engine:
                 detokenizer=Detokenizer(sampling.stop),
                 number=self._next_number,
                 chain=BlockChain(request.cache_salt, self.scheduler.kv_cache.block_size),
+                guard=Guard(in_grammar=matcher is not None) if self.has_guard and sampling.collapse_guard else None,
             )
             self._next_number += 1
-            self._push_forced(sequence)
+            self.writer.push_forced(sequence)
             sequences.append(sequence)
         # all or none of them
         for sequence in sequences:
@@ -161,7 +166,7 @@ class Engine:
                 sequence.num_pending = 0
                 # an abort may have come meanwhile
                 if sequence.finish_reason is None:
-                    self._take(sequence, result)
+                    self.writer.take(sequence, result)
         outputs = [output for sequence in self._active() if (output := sequence.take_output()) is not None]
         self._remove_finished()
         if self._steps:
@@ -181,6 +186,9 @@ class Engine:
         """Run the model on what was scheduled; the newest tokens of the step in front come from the device."""
         chunks = []
         rows = []
+        # those on their second try are run apart, so that the others keep their kernels
+        scheduled = sorted(scheduled, key=lambda item: item.sequence.is_second_try)
+        num_first = sum(not item.sequence.is_second_try for item in scheduled)
         for item in scheduled:
             sequence, start = item.sequence, item.sequence.num_computed
             end = start + item.num_tokens
@@ -192,7 +200,12 @@ class Engine:
             if is_last:
                 rows.append((sequence, end))
         in_front = self._steps[-1].drawn if self._steps else None
-        logits = self.runner.forward(chunks, None if in_front is None else in_front.token_ids)
+        fed = None if in_front is None else in_front.token_ids
+        if num_first == len(chunks):
+            logits = self.runner.forward(chunks, fed)
+        else:
+            parts = [self.runner.forward(chunks[:num_first], fed)] if num_first else []
+            logits = torch.cat([*parts, self.runner.forward(chunks[num_first:], fed, is_reference=True)])
         # what a step writes can be read by the next one
         for item in scheduled:
             self.scheduler.store(item.sequence)
@@ -216,17 +229,6 @@ class Engine:
         )
         for row, sequence in enumerate(step.sampled):
             sequence.num_pending, sequence.pending_row = 1, row
-
-    def _take(self, sequence: Sequence, result: tuple[int, TokenLogprob | None] | None) -> None:
-        if sequence.matcher is not None and sequence.matcher.is_error():
-            # its mask allows an end, which the grammar does not
-            self._end_grammar(sequence)
-        elif result is None:
-            logger.warning("request %s: no finite logits are left", sequence.request.id)
-            sequence.finish(FinishReason.ERROR, OutputError("The model gave no finite probabilities."))
-            self.scheduler.remove(sequence, is_sound=False)
-        else:
-            self._push(sequence, *result)
 
     def _max_tokens(self, request: Request) -> int:
         prompt, asked, context = len(request.prompt_token_ids), request.sampling.max_tokens, self.context_length
@@ -266,54 +268,6 @@ class Engine:
             allowed=allowed,
             forbidden=(*self.eos_token_ids, *params.stop_token_ids) if is_early else (),
         )
-
-    def _push(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> None:
-        """Take a drawn token: an end, or text, after which a grammar may force more."""
-        params = sequence.request.sampling
-        is_end = token_id in params.stop_token_ids or (token_id in self.eos_token_ids and not params.ignore_eos)
-        if is_end or (sequence.matcher is not None and token_id in self.eos_token_ids):
-            sequence.token_ids.append(token_id)
-            sequence.finish(FinishReason.STOP)
-            return
-        if sequence.matcher is not None:
-            is_taken = sequence.matcher.consume_token(token_id)
-            if not is_taken:
-                self._end_grammar(sequence)
-                return
-        self._push_text(sequence, token_id, logprob)
-        if sequence.finish_reason is None:
-            self._push_forced(sequence)
-
-    def _push_forced(self, sequence: Sequence) -> None:
-        """Take what the grammar leaves no choice about, without drawing it; ends where the grammar does."""
-        matcher = sequence.matcher
-        if matcher is None:
-            return
-        # forced tokens have no logits of their own, so whoever wants logprobs draws each
-        forced = [] if sequence.request.sampling.logprobs is not None else matcher.compute_ff_tokens()
-        for token_id in forced:
-            if token_id in self.eos_token_ids or not matcher.consume_token(token_id):
-                break
-            self._push_text(sequence, token_id, None)
-            if sequence.finish_reason is not None:
-                return
-        if matcher.is_stopped():
-            if matcher.is_error():
-                self._end_grammar(sequence)
-            else:
-                sequence.finish(FinishReason.STOP)
-
-    def _end_grammar(self, sequence: Sequence) -> None:
-        """End a sequence whose grammar needs more than llguidance's limits allow."""
-        grammar, matcher = sequence.request.grammar, sequence.matcher
-        assert grammar is not None and matcher is not None
-        logger.info("request %s: the %s is too complex", sequence.request.id, grammar.type)
-        refused = too_complex(grammar, matcher)
-        sequence.finish(FinishReason.ERROR, OutputError(refused.message, "grammar_too_complex", refused.param))
-
-    def _push_text(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> None:
-        is_special = self.tokenizer.is_special_token(token_id)
-        sequence.push(token_id, b"" if is_special else self.tokenizer.decode_bytes([token_id]), logprob)
 
     def _active(self) -> list[Sequence]:
         """List the sequences that still have an output to give."""

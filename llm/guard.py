@@ -2,7 +2,7 @@
 
 A runtime that goes wrong (a kernel, a cache, a quantised layer) shows it as one token again and again, or as a few in
 a circle. What is suspect is held back from the stream until another token clears it; what has gone on for too long is
-a collapse, of which nothing was sent.
+a collapse, of which nothing was sent but its beginning, before it was suspect: of a word the first one.
 
 How long is too long depends on what is repeated:
 
@@ -26,8 +26,8 @@ LOOP, LOOP_TIMES, LONGEST_LOOP = 192, 4, 16
 LETTERS = 24
 DIGITS = 48
 RULER = 192
-# a run of this many is suspect: it is held back
-SUSPECT = 3
+# a run of this many words or letters is suspect: it is held back, as a rule for one token
+SUSPECT = 2
 SUSPECT_LOOP = 48
 
 Kind = Literal["word", "letter", "digits", "ruler"]
@@ -109,7 +109,7 @@ class Guard:
         if kind == "digits":
             return DIGITS, DIGITS
         if kind == "letter":
-            return (LETTERS, LETTERS // 2) if period == 1 else (LOOP, SUSPECT_LOOP)
+            return (LETTERS, SUSPECT) if period == 1 else (LOOP, SUSPECT_LOOP)
         if period == 1:
             return RUN, SUSPECT
         return max(LOOP, LOOP_TIMES * period), SUSPECT_LOOP

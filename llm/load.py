@@ -7,7 +7,8 @@ from llguidance import LLTokenizer
 from llm.engine import Engine
 from llm.errors import CheckpointError
 from llm.kv_cache import BLOCK_SIZE, Traffic
-from llm.model_runner import ModelRunner, free_memory_bytes, load_model
+from llm.memory import free_memory_bytes
+from llm.model_runner import ModelRunner, load_model
 from llm.scheduler import SchedulerLimits
 
 # 2026-11, one thread of an AMD EPYC, SmolLM2-135M fp32: steps of 64, 128 and 256 prompt tokens hold the running answers
@@ -27,6 +28,7 @@ def load_engine(
     kv_tokens: int | None = None,
     limits: SchedulerLimits | None = None,
     is_invariant: bool = False,
+    has_guard: bool = True,
 ) -> Engine:
     """Load a transformers folder as an engine.
 
@@ -36,6 +38,7 @@ def load_engine(
         kv_tokens: token places of keys and values, for all sequences together; None: what memory holds, on a CPU at
             most MAX_CPU_KV_TOKENS.
         is_invariant: give the same bits whatever the batch (`llm.invariant`), at a price.
+        has_guard: guard against collapses the requests that ask for it.
 
     Raises:
         CheckpointError: files are missing or damaged.
@@ -60,7 +63,7 @@ def load_engine(
         raise CheckpointError(f"{folder.name}: tokenizer.json cannot be read: {error}") from error
     # a CPU computes anew what it would only copy beside itself
     offload_bytes = 0 if is_cpu else free_memory_bytes("cpu")
-    return Engine(runner, tokenizer, eos_token_ids, limits, offload_bytes=offload_bytes)
+    return Engine(runner, tokenizer, eos_token_ids, limits, offload_bytes=offload_bytes, has_guard=has_guard)
 
 
 def _eos_token_ids(runner: ModelRunner) -> tuple[int, ...]:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -19,8 +18,9 @@ from llm.attention import NAME, Probe, Step, pack, plan
 from llm.chunk import Chunk, tiles
 from llm.errors import CheckpointError, UnsupportedModel
 from llm.invariant import EXPERTS, InvariantRows, rows_for
-from llm.kv_cache import BLOCK_SIZE, KvCache, LayerSpec, PrefixHit, Traffic, cache_bytes
+from llm.kv_cache import BLOCK_SIZE, KvCache, LayerSpec, PrefixHit, Traffic
 from llm.latent_attention import page_latents
+from llm.memory import free_memory_bytes, plan_kv_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,6 @@ GPU_DTYPE = torch.bfloat16
 # factors of these depend on the longest position in the batch, so an answer would depend on its neighbours
 _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
 _LAYER_KINDS = {"full_attention", "sliding_attention"}
-MAX_CONTEXTS = 32
 _CHECK_TOKENS = 12
 # as many rows as a step has
 _NEIGHBOUR_TOKENS = 96
@@ -97,19 +96,20 @@ class ModelRunner:
         return self.rows is not None
 
     @torch.inference_mode()
-    def forward(self, chunks: Sequence[Chunk], fed: Tensor | None = None) -> Tensor:
+    def forward(self, chunks: Sequence[Chunk], fed: Tensor | None = None, *, is_reference: bool = False) -> Tensor:
         """Run one step.
 
         Args:
             fed: [B'] int64, the tokens that the step before has drawn, on the device.
+            is_reference: attend in plain torch, whatever the device: slow, and right where a kernel is not.
 
         Returns: logits [B, V] fp32 after the last token of each chunk that wants them, in their order.
         """
         if self.rows is None or self.rows.tile is None:
-            return self._forward_tile(chunks, fed)
-        return torch.cat([self._forward_tile(tile, fed) for tile in tiles(chunks, self.rows.tile)])
+            return self._forward_tile(chunks, fed, is_reference)
+        return torch.cat([self._forward_tile(tile, fed, is_reference) for tile in tiles(chunks, self.rows.tile)])
 
-    def _forward_tile(self, chunks: Sequence[Chunk], fed: Tensor | None) -> Tensor:
+    def _forward_tile(self, chunks: Sequence[Chunk], fed: Tensor | None, is_reference: bool) -> Tensor:
         token_ids: list[int] = []
         positions: list[int] = []
         wanted: list[int] = []
@@ -137,19 +137,26 @@ class ModelRunner:
         logits = self._run(
             input_ids,
             torch.tensor(positions, device=self.device),
-            self._step(chunks, num_padding),
+            self._step(chunks, num_padding, is_reference),
             # an empty index would be read as "all"
             torch.tensor(wanted or [0], device=self.device),
         )
         return logits[:num_wanted]
 
-    def _step(self, chunks: Sequence[Chunk], num_padding: int) -> Step:
+    def _step(self, chunks: Sequence[Chunk], num_padding: int, is_reference: bool) -> Step:
         tables = [chunk.blocks.tables for chunk in chunks]
         starts, lengths = [chunk.past for chunk in chunks], [chunk.length for chunk in chunks]
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" and not is_reference:
             return plan(self.kv_cache, tables, starts, lengths, num_padding, is_by_row=self.is_invariant)
         return pack(
-            self.kv_cache, tables, starts, lengths, self.device, num_padding=num_padding, is_invariant=self.is_invariant
+            self.kv_cache,
+            tables,
+            starts,
+            lengths,
+            self.device,
+            num_padding=num_padding,
+            is_invariant=self.is_invariant,
+            is_reference=is_reference,
         )
 
     def _run(self, input_ids: Tensor, positions: Tensor, step: Step | Probe, wanted: Tensor) -> Tensor:
@@ -252,39 +259,6 @@ class ModelRunner:
             for name in ("check", "neighbour"):
                 self.kv_cache.free(name)
         return all(torch.equal(found[0], logits) for logits in found[1:])
-
-
-def plan_kv_tokens(
-    model: PreTrainedModel,
-    specs: Sequence[LayerSpec],
-    memory_bytes: int,
-    block_size: int = BLOCK_SIZE,
-    traffic: Traffic | None = None,
-) -> int:
-    """Say how many token places fit into `memory_bytes`, in whole blocks, at least one.
-
-    Layers with a window take what `traffic` makes them hold. More than MAX_CONTEXTS contexts are of no use to the
-    number of sequences that run at once.
-    """
-    context = int(model.config.get_text_config().max_position_embeddings)
-    # memory grows with the number of blocks: more than `fewest` may fit, `most` + 1 does not or is of no use
-    fewest, most = 1, max(1, MAX_CONTEXTS * context // block_size)
-    while fewest < most:
-        middle = (fewest + most + 1) // 2
-        if cache_bytes(specs, middle, block_size, model.dtype, traffic) <= memory_bytes:
-            fewest = middle
-        else:
-            most = middle - 1
-    return fewest * block_size
-
-
-def free_memory_bytes(device: torch.device | str) -> int:
-    """Memory that blocks may take: most of a GPU's free memory, a quarter of the machine's."""
-    device = torch.device(device)
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(0.8 * free)
-    return int(0.25 * psutil.virtual_memory().available)
 
 
 def load_model(folder: Path, device: str) -> PreTrainedModel:

@@ -19,6 +19,8 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    # it went on repeating itself, by the reference path too (llm.guard); nothing of what was held back was given out
+    COLLAPSE = "collapse"
     ABORT = "abort"
     ERROR = "error"
 
@@ -42,6 +44,8 @@ class SamplingParams:
 
     A draw depends on `seed` and the position alone, so that any replica draws the same. `max_tokens` None: as many as
     the context holds. `logprobs` is the number of alternatives beside each token, None for no logprobs at all.
+    With `collapse_guard` a text that repeats itself without end is tried a second time, then ended (llm.guard); any
+    other text is the same with it and without.
     """
 
     max_tokens: int | None = None
@@ -61,6 +65,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logprobs: int | None = None
+    collapse_guard: bool = False
 
     def check(self, vocab_size: int) -> None:
         """Raise RequestRefused, naming field, rule and value, if a parameter is out of its range."""
@@ -78,6 +83,8 @@ class SamplingParams:
         for name in ("frequency_penalty", "presence_penalty"):
             _check(name, getattr(self, name), -2 <= getattr(self, name) <= 2, "-2 to 2")
         _check("repetition_penalty", self.repetition_penalty, 0 < self.repetition_penalty <= 10, "above 0, at most 10")
+        for token in self.stop_token_ids:
+            _check("stop_token_ids", token, 0 <= token < vocab_size, f"token ids from 0 to {vocab_size - 1}")
         for token, bias in self.logit_bias.items():
             _check("logit_bias", token, 0 <= token < vocab_size, f"token ids from 0 to {vocab_size - 1}")
             _check("logit_bias", bias, -100 <= bias <= 100, "values from -100 to 100")

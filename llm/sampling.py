@@ -14,6 +14,7 @@ from torch import Tensor
 from kernels import sampling as kernel
 from kernels.sampling_params import Sampled, SamplingContext, count_tokens
 from kernels.sampling_params import SamplingParams as KernelParams
+from kernels.sampling_torch import adjust
 from llm.near_ties import near_ties
 from llm.request import SamplingParams, TokenLogprob
 
@@ -131,7 +132,7 @@ def sample(logits: Tensor, draws: Sequence[Draw], *, near_ties_of: torch.dtype |
     typical = [row for row, item in enumerate(params) if item.typical_p < 1 and item.temperature > 0]
     is_near_tie = None
     if greedy or typical:
-        scores = adjusted(logits, kernel_params, context)
+        scores = adjust(logits, kernel_params, context)
         if greedy:
             assert near_ties_of is not None
             is_near_tie = near_ties(scores if len(greedy) == batch else scores[greedy], near_ties_of)
@@ -148,29 +149,6 @@ def sample(logits: Tensor, draws: Sequence[Draw], *, near_ties_of: torch.dtype |
         num_logprobs=max((count for count in num_top if count is not None), default=None),
     )
     return Drawn(sampled, num_top, is_near_tie)
-
-
-def adjusted(logits: Tensor, params: KernelParams, context: SamplingContext) -> Tensor:
-    """Apply penalties, bias and mask to logits [B, V], as `kernels.sampling` does before it cuts and draws."""
-    scores = logits
-    prompt, output = context.prompt_counts, context.output_counts
-    if params.repetition_penalty is not None:
-        factor = params.repetition_penalty.unsqueeze(1)
-        is_seen = torch.zeros_like(scores, dtype=torch.bool)
-        for counts in (prompt, output):
-            is_seen = is_seen if counts is None else is_seen | (counts > 0)
-        scores = torch.where(is_seen, torch.where(scores > 0, scores / factor, scores * factor), scores)
-    if output is not None and params.presence_penalty is not None:
-        scores = scores - params.presence_penalty.unsqueeze(1) * (output > 0)
-    if output is not None and params.frequency_penalty is not None:
-        scores = scores - params.frequency_penalty.unsqueeze(1) * output
-    if context.bias is not None:
-        scores = scores + context.bias
-    if context.allowed is not None:
-        bits = torch.arange(32, dtype=torch.int32, device=scores.device)
-        is_allowed = (context.allowed.unsqueeze(2) >> bits & 1).flatten(1)[:, : scores.shape[1]] != 0
-        scores = scores.masked_fill(~is_allowed, float("-inf"))
-    return scores
 
 
 def typical_tokens(scores: Tensor, masses: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ class Scheduler:
 
     def store(self, sequence: Sequence) -> None:
         """Make the blocks known to the prefix cache that are full of tokens known here."""
-        if sequence.blocks is not None and sequence.request.is_kept:
+        if sequence.blocks is not None and sequence.is_shared:
             num_known = min(sequence.num_computed, len(sequence.token_ids))
             self.kv_cache.store(sequence.blocks, sequence.chain.extend(sequence.token_ids), num_known)
 
@@ -113,12 +113,13 @@ class Scheduler:
                 # its last token is not known yet
                 return
             chain = head.chain.extend(head.token_ids)
-            hit = self.kv_cache.match(chain, len(head.token_ids))
+            nothing = PrefixHit(0, [[] for _ in self.kv_cache.groups])
+            hit = nothing if head.is_second_try else self.kv_cache.match(chain, len(head.token_ids))
             copy = self._copy_of(head, hit)
             if copy is not None:
                 # its own blocks, all of them
-                hit = PrefixHit(0, [[] for _ in self.kv_cache.groups])
-            elif self._is_awaited(head, hit):
+                hit = nothing
+            elif not head.is_second_try and self._is_awaited(head, hit):
                 return
             if not self._fits(head, hit):
                 victim = self._victim_for(head)
@@ -168,7 +169,7 @@ class Scheduler:
         start = hit.num_tokens // self.kv_cache.block_size
         wanted = head.chain.blocks[start : (len(head.token_ids) - 1) // self.kv_cache.block_size]
         for other in self.running:
-            if not other.is_writing and other.request.is_kept:
+            if not other.is_writing and other.is_shared:
                 pairs = zip(wanted, other.chain.blocks[start:], strict=False)
                 num_common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
                 if num_common * self.kv_cache.block_size >= WORTH_WAITING:

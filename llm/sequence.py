@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from llguidance import LLMatcher
 
 from llm.detokenize import Detokenizer
+from llm.guard import Guard
 from llm.kv_cache import SequenceBlocks
 from llm.prefix_cache import BlockChain
 from llm.request import FinishReason, Output, OutputError, Request, TokenLogprob, Usage
@@ -14,7 +15,8 @@ from llm.request import FinishReason, Output, OutputError, Request, TokenLogprob
 class Sequence:
     """Life: waiting (no blocks) -> running (blocks, `num_computed` rises) -> finished (`finish_reason`).
 
-    A preempted sequence waits again: it keeps its tokens, gives its blocks back and computes them anew.
+    A preempted sequence waits again: it keeps its tokens, gives its blocks back and computes them anew. One that has
+    collapsed waits again too, without its suspect tokens, for its second try.
     """
 
     request: Request
@@ -28,6 +30,8 @@ class Sequence:
     number: int
     # names of its full blocks
     chain: BlockChain
+    # watches for a collapse, where that was asked for
+    guard: Guard | None = None
     token_ids: list[int] = field(default_factory=list)
     # tokens whose keys and values are in blocks, or will be after the steps that are on their way
     num_computed: int = 0
@@ -41,6 +45,10 @@ class Sequence:
     num_overtaken: int = 0
     finish_reason: FinishReason | None = None
     error: OutputError | None = None
+    # tokens at its end that the guard holds to be a collapse
+    num_collapsed: int = 0
+    # it has collapsed once: now it is computed by the reference path, and shares nothing with the prefix cache
+    is_second_try: bool = False
     # whether the last output has been given
     is_delivered: bool = False
     # gathered since the last output
@@ -76,18 +84,48 @@ class Sequence:
         return 0 if end >= self.num_prompt_tokens + self.max_tokens else end - self.num_computed
 
     @property
+    def is_shared(self) -> bool:
+        """Whether what it computes is kept for others."""
+        return self.request.is_kept and not self.is_second_try
+
+    @property
     def is_writing(self) -> bool:
         """Whether its prompt is computed."""
         return self.num_computed >= self.num_prompt_tokens
 
     def push(self, token_id: int, token_bytes: bytes, logprob: TokenLogprob | None) -> None:
-        """Append a token that is text; ends the sequence at a stop string or at max_tokens."""
+        """Append a token that is text; ends the sequence at a stop string or at max_tokens.
+
+        Sets `num_collapsed` if the guard finds that it has collapsed.
+        """
         self.token_ids.append(token_id)
-        self._text.append(self.detokenizer.push(token_id, token_bytes, logprob))
+        num_suspect = self.num_collapsed = 0
+        if self.guard is not None:
+            verdict = self.guard.push(token_id, token_bytes)
+            num_suspect = verdict.num_suspect
+            self.num_collapsed = num_suspect if verdict.is_collapsed else 0
+        self._text.append(self.detokenizer.push(token_id, token_bytes, logprob, num_suspect=num_suspect))
         if self.detokenizer.is_stopped:
             self.finish_reason = FinishReason.STOP
-        elif self.num_output_tokens >= self.max_tokens:
+        elif self.num_output_tokens >= self.max_tokens and not self.num_collapsed:
             self.finish(FinishReason.LENGTH)
+
+    def clear(self) -> None:
+        """Take a collapse for text after all; ends the sequence at max_tokens."""
+        self.num_collapsed = 0
+        if self.finish_reason is None and self.num_output_tokens >= self.max_tokens:
+            self.finish(FinishReason.LENGTH)
+
+    def drop_collapsed(self) -> int:
+        """Take the tokens of a collapse back, but for the few that were given out before they were suspect.
+
+        Returns how many, at least one.
+        """
+        num_dropped = self.detokenizer.drop(self.num_collapsed)
+        assert num_dropped > 0, "the last token of a collapse is held back"
+        del self.token_ids[-num_dropped:]
+        self.num_collapsed = 0
+        return num_dropped
 
     def finish(self, reason: FinishReason, error: OutputError | None = None) -> None:
         """End the sequence and release the text that was held back."""

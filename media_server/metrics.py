@@ -3,7 +3,7 @@
 Each figure has one source that all processes share:
 - the database: queues, jobs, messages, and the counters and histograms of all processes (figures.py);
 - what workers write beside their cards each 5 s (`models.figures`): their device's memory;
-- what engines announce in Valkey: answers in the making and waiting, places of K/V in use;
+- what engines announce in Valkey: answers in the making and waiting, places of K/V in use, near-ties, collapses;
 - this machine: the disks that the API writes to.
 A process writes what it counted every 5 s, so figures of others may lag by that. What has no living source is left
 out, never shown as zero; an engine by URL has figures of its own, where it is.
@@ -168,6 +168,10 @@ def _engine(item: Announcement) -> Iterator[Gauge]:
     if item.kv_tokens is not None and item.kv_used_tokens is not None:
         yield Gauge("engine_kv_tokens", "Token places of an engine's K/V cache.", item.kv_tokens, labels)
         yield Gauge("engine_kv_used_tokens", "Token places that are in use.", item.kv_used_tokens, labels)
+    yield Gauge("engine_greedy_choices", "Choices at temperature 0, since it started.", item.greedy_choices, labels)
+    yield Gauge("engine_near_ties", "Choices that another batch might make otherwise.", item.near_ties, labels)
+    yield Gauge("engine_second_tries", "Answers that collapsed and were tried again.", item.second_tries, labels)
+    yield Gauge("engine_collapses", "Answers that collapsed again and were cut.", item.collapses, labels)
 
 
 def _disk(name: str, folder: Path) -> Iterator[Gauge]:

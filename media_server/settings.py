@@ -107,6 +107,10 @@ class Settings(BaseModel):
     gpu_pools: Annotated[dict[int, str], BeforeValidator(_from_json)] = {}
     video_threads: Annotated[int, Field(ge=1)] | None = None
     engine_threads: Annotated[int, Field(ge=1)] | None = None
+    # text engines: the same answer to the bit whatever else is answered, at a price (llm/invariant.py has figures), and
+    # a second try at answers that repeat themselves without end, for requests that do not decline it
+    invariant: bool = False
+    collapse_guard: bool = True
 
     # leases and their care, by the database's clock
     lease_s: Annotated[float, Field(gt=0)] = 20.0

@@ -35,6 +35,7 @@ def to_event(output: Output, tokenizer: LLTokenizer, usage: Usage | None) -> Tex
         token_ids=list(output.token_ids),
         logprobs=[_logprob(tokenizer, item.token_id, item.logprob, item.top) for item in output.logprobs] or None,
         finish_reason=_finish_reason(output.finish_reason),
+        stop_reason="collapse" if output.finish_reason is FinishReason.COLLAPSE else None,
         usage=usage,
         is_last=usage is not None,
     )
@@ -56,6 +57,6 @@ def _finish_reason(reason: FinishReason | None) -> Literal["stop", "length"] | N
             return None
         case FinishReason.STOP:
             return "stop"
-        case FinishReason.LENGTH:
+        case FinishReason.LENGTH | FinishReason.COLLAPSE:
             return "length"
     raise AssertionError(f"{reason} is not an end that a reader sees")

@@ -80,6 +80,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--model", help="name of a text model in the configuration (default: the first)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda:N (default cpu)")
     parser.add_argument("--threads", type=int, help="threads of the CPU (default: the settings', or all)")
+    parser.add_argument("--invariant", action="store_true", help="the same bits whatever the batch, at a price")
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
     arguments = parser.parse_args(argv)
     settings = load_settings(arguments.config)
@@ -95,7 +96,12 @@ def main(argv: Sequence[str]) -> int:
             ensure_embedded(folder)
         # its progress bars are for terminals
         transformers.utils.logging.disable_progress_bar()
-        engine = load_engine(folder, arguments.device)
+        engine = load_engine(
+            folder,
+            arguments.device,
+            is_invariant=settings.invariant or arguments.invariant,
+            has_guard=settings.collapse_guard,
+        )
     except (EngineError, ConfigurationError) as error:
         logger.error("%s cannot be served: %s", entry.name, error)
         return 1
@@ -251,9 +257,7 @@ class EngineProcess:
                 written = sum(part.completion_tokens for part in finished)
                 # answers that began later share the prompt of the first
                 cached = min(part.cached_tokens for part in finished)
-                usage = Usage(
-                    prompt_tokens=finished[0].prompt_tokens, completion_tokens=written, cached_tokens=cached
-                )
+                usage = Usage(prompt_tokens=finished[0].prompt_tokens, completion_tokens=written, cached_tokens=cached)
         self.outbox.add(request_id, to_event(output, self.engine.tokenizer, usage))
         self.traces.token(request_id)
         if usage is not None:
@@ -341,4 +345,8 @@ class EngineProcess:
             is_draining=self.stopping.is_set(),
             kv_tokens=self.engine.scheduler.kv_cache.num_tokens,
             kv_used_tokens=self.engine.scheduler.kv_cache.num_used_tokens,
+            greedy_choices=self.engine.num_greedy,
+            near_ties=self.engine.num_near_ties,
+            second_tries=self.engine.writer.num_second_tries,
+            collapses=self.engine.writer.num_collapsed,
         )

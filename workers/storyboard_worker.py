@@ -171,7 +171,11 @@ class Handler:
                     model=card.name,
                     token_ids=token_ids,
                     sampling=Sampling(
-                        max_tokens=ask.max_tokens, seed=ask.seed, temperature=ask.temperature, top_p=ask.top_p
+                        max_tokens=ask.max_tokens,
+                        seed=ask.seed,
+                        temperature=ask.temperature,
+                        top_p=ask.top_p,
+                        collapse_guard=True,
                     ),
                     grammar=ask.grammar,
                     trace=claim.job.traceparent,

@@ -1,4 +1,8 @@
-"""What the text routes answer with: OpenAI's objects, whole or in chunks, made from an engine's events."""
+"""What the text routes answer with: OpenAI's objects, whole or in chunks, made from an engine's events.
+
+A collapse ends an answer with `length`, OpenAI's only word for a text that is cut short: clients do not take what there
+is for whole (the openai package's `parse` refuses it); `stop_reason` beside it says why.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,6 +13,7 @@ from pydantic import BaseModel, Field
 from media_server.text.messages import TextEvent, TokenLogprob, Usage
 
 Kind = Literal["chat", "completion"]
+_STOP_REASON = "collapse: cut, since it repeated itself without end. Left out otherwise."
 _OBJECTS: dict[tuple[Kind, bool], str] = {
     ("chat", False): "chat.completion",
     ("chat", True): "chat.completion.chunk",
@@ -63,6 +68,7 @@ class ChatChoice(BaseModel):
     message: AnswerMessage
     logprobs: ChoiceLogprobs | None
     finish_reason: Literal["stop", "length"]
+    stop_reason: Literal["collapse"] | None = Field(None, description=_STOP_REASON)
 
 
 class ChatCompletion(BaseModel):
@@ -85,6 +91,7 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: dict[str, Any] | None
     finish_reason: Literal["stop", "length"]
+    stop_reason: Literal["collapse"] | None = Field(None, description=_STOP_REASON)
 
 
 class Completion(BaseModel):
@@ -121,7 +128,10 @@ class Answer:
         if event.text or event.logprobs:
             chunks.append(self._delta(event.index, {"content": event.text}, logprobs=event.logprobs))
         if event.finish_reason is not None:
-            chunks.append(self._delta(event.index, {}, finish_reason=event.finish_reason))
+            end = self._delta(event.index, {}, finish_reason=event.finish_reason)
+            if event.stop_reason is not None:
+                end["choices"][0]["stop_reason"] = event.stop_reason
+            chunks.append(end)
         if event.usage is not None and self.include_usage:
             chunks.append(self._chunk([], usage=_usage(event.usage)))
         return chunks
@@ -161,7 +171,7 @@ class Whole:
     answer: Answer
     texts: dict[int, list[str]] = field(default_factory=dict)
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
-    reasons: dict[int, str] = field(default_factory=dict)
+    reasons: dict[int, dict[str, str]] = field(default_factory=dict)
     usage: Usage | None = None
 
     def take(self, event: TextEvent) -> None:
@@ -169,7 +179,8 @@ class Whole:
         self.texts.setdefault(event.index, []).append(event.text)
         self.logprobs.setdefault(event.index, []).extend(event.logprobs or ())
         if event.finish_reason is not None:
-            self.reasons[event.index] = event.finish_reason
+            reasons: dict[str, str] = {"finish_reason": event.finish_reason}
+            self.reasons[event.index] = reasons | ({"stop_reason": event.stop_reason} if event.stop_reason else {})
         self.usage = event.usage or self.usage
 
     def body(self) -> dict[str, Any]:
@@ -194,7 +205,7 @@ class Whole:
         else:
             message = {"role": "assistant", "content": text, "refusal": None}
             content = {"message": message, "logprobs": _chat_logprobs(logprobs)}
-        return {"index": index, **content, "finish_reason": self.reasons[index]}
+        return {"index": index, **content, **self.reasons[index]}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

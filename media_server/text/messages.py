@@ -62,6 +62,12 @@ class Announcement(_Message):
     # token places of its K/V cache, and those in use; None from a release that does not say
     kv_tokens: int | None = None
     kv_used_tokens: int | None = None
+    # since it started: choices at temperature 0, those that another batch might make otherwise, answers that collapsed
+    # and were tried again, and those that then ended so
+    greedy_choices: int = 0
+    near_ties: int = 0
+    second_tries: int = 0
+    collapses: int = 0
 
     @property
     def load(self) -> int:
@@ -89,6 +95,7 @@ class Sampling(_Message):
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logprobs: int | None = None
+    collapse_guard: bool = False
 
 
 class Grammar(_Message):
@@ -186,6 +193,8 @@ class TextEvent(_Message):
     token_ids: list[int] = []
     logprobs: list[TokenLogprob] | None = None
     finish_reason: Literal["stop", "length"] | None = None
+    # beside finish_reason, where it says too little: the answer was cut since it repeated itself without end
+    stop_reason: Literal["collapse"] | None = None
     # of the whole request, with its last event
     usage: Usage | None = None
     error: Failure | None = None

@@ -51,7 +51,7 @@ async def forward(
                 raise InvalidRequest(
                     f"{name}: the engine by URL does not do this.", code="unsupported_parameter", param=name
                 )
-        payload = {name: value for name, value in values.items() if name not in (*_OURS, "label")}
+        payload = {name: value for name, value in values.items() if name not in (*_OURS, "label", "collapse_guard")}
         if body.stream:
             payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
         client = open_client(settings)

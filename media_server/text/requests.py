@@ -134,6 +134,11 @@ class SamplingFields(_Body):
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
     stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field([], max_length=64)
     ignore_eos: bool = False
+    collapse_guard: bool = Field(
+        True,
+        description="Try a second time, from where it was clean, if the answer repeats itself without end; if it does "
+        "so again, end it with finish_reason length and stop_reason collapse.",
+    )
     grammar: GrammarFormat | None = None
     priority: Annotated[int, Field(ge=-100, le=100)] = Field(0, description="Higher starts earlier.")
     label: Annotated[str, Field(max_length=128)] | None = Field(None, description="Project label of the usage ledger.")
@@ -245,6 +250,7 @@ def sampling_of(
         presence_penalty=body.presence_penalty,
         repetition_penalty=body.repetition_penalty,
         logprobs=num_logprobs,
+        collapse_guard=body.collapse_guard,
     )
 
 

@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 from llm.engine import Engine
 from llm.errors import RequestRefused, UnsupportedModel
 from llm.kv_cache import KvCache, LayerSpec, Traffic
-from llm.model_runner import ModelRunner, plan_kv_tokens
+from llm.memory import plan_kv_tokens
+from llm.model_runner import ModelRunner
 from llm.request import Output, Request, SamplingParams
 from llm.scheduler import SchedulerLimits
 

@@ -11,10 +11,11 @@ from transformers import TypicalLogitsWarper
 from kernels.sampling import sample as kernel_sample
 from kernels.sampling_params import SamplingContext
 from kernels.sampling_params import SamplingParams as KernelParams
+from kernels.sampling_torch import adjust
 from llm.engine import Engine
 from llm.errors import RequestRefused
 from llm.request import Grammar, Output, Request, SamplingParams
-from llm.sampling import Draw, adjusted, mix, sample, typical_tokens
+from llm.sampling import Draw, mix, sample, typical_tokens
 
 Run = Callable[[Engine], dict[str, list[Output]]]
 LOGITS = torch.tensor([2.0, 1.0, 0.5, -1.0, -3.0])
@@ -97,7 +98,7 @@ def test_adjusted_scores_are_the_kernels() -> None:
     context = SamplingContext(counts[0], counts[1], torch.randn(4, 70), torch.randint(1, 2**31, (4, 3)).int())
     drawn = kernel_sample(logits, params, context, with_probabilities=True)
     assert drawn.probabilities is not None
-    torch.testing.assert_close(torch.softmax(adjusted(logits, params, context), -1), drawn.probabilities)
+    torch.testing.assert_close(torch.softmax(adjust(logits, params, context), -1), drawn.probabilities)
 
 
 def test_grammar_and_forbidden_tokens_are_never_drawn() -> None:
@@ -218,6 +219,8 @@ def test_a_grammar_that_is_at_its_end_ends_before_min_tokens(
         (SamplingParams(max_tokens=0), "max_tokens"),
         (SamplingParams(stop=("",)), "stop"),
         (SamplingParams(logit_bias={400: 1}), "logit_bias"),
+        (SamplingParams(stop_token_ids=(4, 400), min_tokens=2), "stop_token_ids"),
+        (SamplingParams(stop_token_ids=(-1,)), "stop_token_ids"),
         (SamplingParams(logit_bias={4: 101}), "logit_bias"),
         (SamplingParams(logprobs=21), "logprobs"),
         (SamplingParams(n=0), "n"),

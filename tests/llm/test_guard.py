@@ -113,15 +113,15 @@ def test_what_is_cut_was_held_back_from_where_it_began_to_repeat() -> None:
     for token, said in tokens_of("it was a very"):
         assert guard.push(token, said).num_suspect == 0
     verdicts = [guard.push(*tokens_of("very")[0]) for _ in range(RUN - 1)]
-    # the first " very" was sent before anything was suspect, the third in a row is
-    assert [verdict.num_suspect for verdict in verdicts] == [0, SUSPECT, RUN]
+    # the first " very" was sent before anything was suspect, the second in a row is
+    assert [verdict.num_suspect for verdict in verdicts] == [SUSPECT, SUSPECT + 1, RUN]
     assert [verdict.is_collapsed for verdict in verdicts] == [False, False, True]
 
 
 def test_a_suspect_is_cleared_by_another_token() -> None:
     guard = Guard()
     very = tokens_of("very")[0]
-    assert [guard.push(*very).num_suspect for _ in range(3)] == [0, 0, SUSPECT]
+    assert [guard.push(*very).num_suspect for _ in range(3)] == [0, SUSPECT, SUSPECT + 1]
     assert guard.push(*tokens_of("long")[0]).num_suspect == 0
     assert not guard.push(*very).is_collapsed
 

@@ -44,7 +44,7 @@ def record(
             found[names[id(chunk.blocks)], chunk.past + chunk.length] = row.clone()
         return logits
 
-    engine.runner.forward = forward  # type: ignore[method-assign]
+    engine.runner.forward = forward  # type: ignore[method-assign, assignment]
     try:
         for name, prompt in prompts.items():
             params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)

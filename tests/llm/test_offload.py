@@ -27,7 +27,7 @@ def ask(engine: Engine, run_all: Run) -> tuple[dict[str, list[int]], int]:
         computed += sum(chunk.length for chunk in chunks)
         return own_forward(chunks, fed)
 
-    engine.runner.forward = forward  # type: ignore[method-assign]
+    engine.runner.forward = forward  # type: ignore[method-assign, assignment]
     for number in range(6):
         # nothing is kept: what is not copied has to be computed
         engine.add_request(Request(f"r{number}", text(20 + 3 * number, seed=number), greedy(30), is_kept=False))

@@ -1,17 +1,20 @@
 """The border to the engine: every field of a request arrives under its own name."""
 
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any
 
-from llm.request import SamplingParams
-from media_server.text.messages import Generate, RequestMeta, Sampling
+from llm.request import FinishReason, Output, SamplingParams
+from llm.request import Usage as EngineUsage
+from media_server.text.answers import Answer, Whole
+from media_server.text.messages import Generate, RequestMeta, Sampling, Usage
 from media_server.text.requests import ChatRequest, sampling_of
-from workers.engine_border import to_request
+from workers.engine_border import to_event, to_request
 
 ASKED: dict[str, Any] = {
     "max_tokens": 7, "min_tokens": 2, "temperature": 0.5, "top_k": 9, "top_p": 0.8, "min_p": 0.1, "typical_p": 0.6,
     "seed": 11, "n": 2, "stop": ["end"], "stop_token_ids": [5], "ignore_eos": True, "logit_bias": {3: 1.5},
-    "frequency_penalty": 0.25, "presence_penalty": 0.75, "repetition_penalty": 1.25,
+    "frequency_penalty": 0.25, "presence_penalty": 0.75, "repetition_penalty": 1.25, "collapse_guard": True,
 }  # fmt: skip
 
 
@@ -32,3 +35,18 @@ def test_every_sampling_field_goes_from_the_body_to_the_engine() -> None:
     plain = SamplingParams()
     assert all(getattr(got, field.name) != getattr(plain, field.name) for field in fields(SamplingParams))
     assert set(Sampling.model_fields) == {field.name for field in fields(SamplingParams)}
+
+
+def test_a_collapse_is_cut_short_in_openais_words_and_named_in_ours() -> None:
+    usage = Usage(prompt_tokens=1, completion_tokens=2)
+    output = Output("r", 0, "so", (5, 6), finish_reason=FinishReason.COLLAPSE, usage=EngineUsage(1, 2))
+    event = to_event(output, SimpleNamespace(), usage)  # type: ignore[arg-type]
+    answer = Answer(id="chatcmpl_1", created=0, model="m", fingerprint="f")
+    end = answer.chunks(event)[-1]["choices"][0]
+    whole = Whole(answer)
+    whole.take(event)
+    for choice in (end, whole.body()["choices"][0]):
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "collapse")
+    plain = to_event(Output("r", 0, "so", (5,), finish_reason=FinishReason.LENGTH), SimpleNamespace(), usage)  # type: ignore[arg-type]
+    whole.take(plain)
+    assert "stop_reason" not in whole.body()["choices"][0] | answer.chunks(plain)[-1]["choices"][0]

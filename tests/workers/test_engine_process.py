@@ -19,10 +19,11 @@ from llguidance import LLTokenizer
 from torch import Tensor
 
 from llm.engine import Engine
+from llm.errors import UnsupportedModel
 from llm.model_runner import ModelRunner
 from llm.request import Request, SamplingParams
 from llm.sampling import Draw, Drawn, sample
-from media_server.settings import Settings
+from media_server.settings import CONFIG_VERSION, Settings
 from media_server.text.engine import GRAMMAR_TOO_COMPLEX, AsyncEngineClient, EngineClient, EngineUnavailable, Prompt
 from media_server.text.messages import (
     ENGINES_KEY,
@@ -478,3 +479,26 @@ def test_what_can_be_asked_for_is_what_the_broker_knows(
     with pytest.raises(EngineUnavailable):
         asyncio.run(served())
     withdraw_engine(settings.redis_url, "engine-1")
+
+
+@pytest.mark.parametrize(("text", "flags", "asked"), [
+    ("", (), (False, True)),
+    ("", ("--invariant",), (True, True)),
+    ("invariant = true\ncollapse_guard = false\n", (), (True, False)),
+])  # fmt: skip
+def test_settings_and_the_flag_reach_the_engine(
+    text: str, flags: tuple[str, ...], asked: tuple[bool, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got: list[tuple[bool, bool]] = []
+
+    def load(folder: Path, device: str, *, is_invariant: bool, has_guard: bool) -> Engine:
+        got.append((is_invariant, has_guard))
+        raise UnsupportedModel("far enough")
+
+    monkeypatch.setattr(engine_process, "load_engine", load)
+    monkeypatch.setattr(engine_process, "setup_logging", lambda *_: None)
+    config = tmp_path / "config.toml"
+    model = '[[models]]\nname = "m"\nkind = "text"\npath = "nowhere"\n'
+    config.write_text(f'version = {CONFIG_VERSION}\ndata_dir = "data"\n{text}{model}')
+    assert engine_process.main(["--config", str(config), *flags]) == 1
+    assert got == [asked]

@@ -147,6 +147,8 @@ def test_workers_and_engines_say_what_they_hold(service: Any, monkeypatch: pytes
     living = [
         Announcement(name="engine-0@a", instance="x", model="m", running=2, waiting=5, kv_tokens=100, kv_used_tokens=7)
     ]
+    counted = {"greedy_choices": 90, "near_ties": 4, "second_tries": 3, "collapses": 1}
+    living[0] = living[0].model_copy(update=counted)
     living.append(Announcement(name="engine-1@b", instance="y", model="m"))
 
     async def announcements(_: object) -> list[Announcement]:
@@ -161,6 +163,8 @@ def test_workers_and_engines_say_what_they_hold(service: Any, monkeypatch: pytes
     assert sample(found, "engine_running", engine="engine-0@a", model="m") == 2
     assert sample(found, "engine_waiting", engine="engine-0@a", model="m") == 5
     assert sample(found, "engine_kv_used_tokens", engine="engine-0@a", model="m") == 7
+    for name, number in counted.items():
+        assert sample(found, f"engine_{name}", engine="engine-0@a", model="m") == number
     # one that does not say is not shown as empty
     assert sample(found, "engine_running", engine="engine-1@b", model="m") == 0
     assert sample(found, "engine_kv_used_tokens", engine="engine-1@b", model="m") is None
