@@ -38,12 +38,14 @@ class Entry:
 class Customer:
     """Works in a thread until told to stop."""
 
-    def __init__(self, hook_url: str, seed: int, *, with_films: bool) -> None:
+    def __init__(self, hook_url: str, seed: int, *, with_films: bool, is_real: bool = False) -> None:
         # where it asks; set before the start
         self.url = ""
         self.hook_url = hook_url
         self.random = random.Random(seed)
         self.with_films = with_films
+        # a real program takes no orders to fail
+        self.orders = [] if is_real else ["crash", "memory", "burst"]
         self.book: list[Entry] = []
         self.findings: list[str] = []
         self.retries = 0
@@ -82,7 +84,7 @@ class Customer:
             self.is_stopping.wait(0.2)
 
     def _submit(self) -> None:
-        kinds = ["clip"] * 12 + ["long"] * 3 + ["image"] * 3 + ["crash", "memory", "burst"]
+        kinds = ["clip"] * 12 + ["long"] * 3 + ["image"] * 3 + self.orders
         kind = self.random.choice(kinds + (["film"] if self.with_films else []))
         entry = Entry(key=f"{self._seed}-{len(self.book)}", kind=kind)
         self.book.append(entry)

@@ -238,7 +238,9 @@ class Mischief:
             if entry.is_cancelled:
                 # its owner wants it no more
                 return
-            if job is not None and (job["attempt"] > attempt or job["status"] in TERMINAL):
+            # a real model has to be loaded first
+            is_going_on = job is not None and job["attempt"] > attempt and (job["progress"] > 0 or not self.is_real)
+            if job is not None and (is_going_on or job["status"] in TERMINAL):
                 if job["attempt"] == attempt and job["status"] != "failed":
                     # it had ended before the blow fell
                     return

@@ -39,7 +39,7 @@ class Sitting:
         self.broker = Broker(folder)
         self.receiver = Receiver(seed)
         self.front = Front(self.service.port)
-        self.customer = Customer(f"{self.receiver.url}/own", seed, with_films=text_model is not None)
+        self.customer = Customer(f"{self.receiver.url}/own", seed, with_films=text_model is not None, is_real=is_real)
         self.mischief = Mischief(
             random.Random(seed), self.service, self.broker, self.customer, self.front, self.receiver
         )
