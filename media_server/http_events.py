@@ -92,19 +92,22 @@ class EventFeed:
                 await self._task
 
     async def _watch(self) -> None:
-        seen = await run_in_threadpool(self._last_seq)
+        seen: int | None = None
         positions_at = 0.0
         while self._listeners:
-            await asyncio.sleep(self.poll_s)
             try:
+                if seen is None:
+                    seen = await run_in_threadpool(self._last_seq)
+                await asyncio.sleep(self.poll_s)
                 roots, seen = await run_in_threadpool(self._news, seen)
                 if time.monotonic() - positions_at >= POSITIONS_S:
                     positions_at = time.monotonic()
                     found = await run_in_threadpool(self._positions, list(self._listeners))
                     roots |= {root for root in self._listeners if found.get(root) != self.positions.get(root)}
                     self.positions = found
-            except sa.exc.OperationalError:
+            except sa.exc.SQLAlchemyError:
                 # listeners fall back to their own look
+                await asyncio.sleep(self.poll_s)
                 continue
             for root_id in roots:
                 for news in self._listeners.get(root_id, ()):

@@ -10,7 +10,9 @@ import ipaddress
 import re
 import socket
 import ssl
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import httpx
 
@@ -21,6 +23,8 @@ MAX_REDIRECTS = 5
 CONNECT_TIMEOUT_S = 5.0
 MAX_URL_CHARS = 2048
 
+# a dead name server holds its thread for longer than anybody waits: what else needs the loop's threads goes on
+_LOOK_UPS = ThreadPoolExecutor(16, thread_name_prefix="look-up")
 _HOST = re.compile(rb"[A-Za-z0-9._-]+")
 _PUBLIC_RULE = "the URL's host has a public address"
 
@@ -70,7 +74,8 @@ async def fetch(
             ) as client,
         ):
             for _ in range(MAX_REDIRECTS + 1):
-                target = await asyncio.to_thread(resolve, url, param=param, allow_private=allow_private)
+                look_up = partial(resolve, url, param=param, allow_private=allow_private)
+                target = await asyncio.get_running_loop().run_in_executor(_LOOK_UPS, look_up)
                 answer = await _get(client, target, param=param, max_bytes=max_bytes)
                 if isinstance(answer, Fetched):
                     return answer

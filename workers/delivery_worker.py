@@ -43,6 +43,7 @@ MAX_FAILING = 128
 _REMEMBERED = 4096
 # without a doorbell; an idle look reads one row
 _POLL_S = 1.0
+_GATHER_S = 0.02
 _DRAIN_S = 22.0
 
 
@@ -102,6 +103,8 @@ class Courier:
                     self._start(sender, message)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.news.wait(), _POLL_S)
+                    # tries that end together are one reason to look
+                    await asyncio.sleep(_GATHER_S)
             if self.tasks:
                 await asyncio.wait(self.tasks, timeout=_DRAIN_S)
 
@@ -167,7 +170,12 @@ class Courier:
                 message.url, message.payload, message_id=message.id, secrets=secrets, param=param
             )
             crash_points.reach("message.sent")
-            outcome = judge(attempt, answer.status, answer.headers, time.time(), self.jitter)
+            try:
+                outcome = judge(attempt, answer.status, answer.headers, time.time(), self.jitter)
+            except Exception:
+                # whatever a receiver may answer, its try counts
+                logger.exception("message %s: the answer could not be read", message.id)
+                outcome = judge(attempt, None, {}, time.time(), self.jitter)
             is_delivered = outcome.verdict is Verdict.DELIVERED
             span.set(http__response__status_code=answer.status, type=message.type, verdict=outcome.verdict.name.lower())
             if not is_delivered:

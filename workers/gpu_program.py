@@ -2,13 +2,16 @@
 
 `python -m workers.gpu_program --model-dir DIR --device cpu|cuda:N --threads N --lock FILE`, which the video worker
 starts. Protocol, version 1, JSON lines:
-- in: `run` {job_id, attempt, request, inputs, resume, out_dir}, `cancel` {job_id, attempt}, `stop`;
+- in: `run` {job_id, attempt, request, inputs, resume, out_dir, lease_s}, `alive` with each renewal of the job's lease,
+  `cancel` {job_id, attempt}, `stop`;
 - out: `ready` {card, device}, then for a run `progress`, `preview`, `checkpoint`, `drift`, and one of `done`, `failed`,
   `cancelled`; and every few seconds `memory` {figures}.
 
 Life: wait for the device's lock, load, measure, `ready`; then runs, until `stop` or the end of stdin. At the end of
-stdin it leaves at once, also in the middle of a step: a parent that was killed leaves no orphan. Signals are the
-parent's business. Only messages go to stdout; whatever else is printed goes to stderr.
+stdin it leaves at once, also in the middle of a step: a parent that was killed leaves no orphan. A run whose parent has
+not said for most of a lease that it still holds it (it is stopped, or cut off from the database) ends at the next step:
+when the lease lapses, nobody works at the job. Signals are the parent's business. Only messages go to stdout; whatever
+else is printed goes to stderr.
 """
 
 import argparse
@@ -37,6 +40,8 @@ EXIT_MODEL_ERROR = 3
 EXIT_DEVICE_LOST = 4
 EXIT_OUT_OF_MEMORY = 5
 _MEMORY_EVERY_S = 3.0
+# of a lease: the worker's clock began before the database's, and a step may be on its way
+LEASE_SHARE = 0.8
 
 logger = logging.getLogger("workers.gpu_program")
 
@@ -52,6 +57,8 @@ class Channel:
         self.runs: queue.Queue[dict[str, Any] | None] = queue.Queue()
         # (job_id, attempt) of runs that are to stop, set by the reader
         self.cancelled: set[tuple[str, int]] = set()
+        # when the parent last said that it holds its lease
+        self.alive_at = time.monotonic()
 
     def listen(self) -> None:
         """Start reading."""
@@ -69,7 +76,10 @@ class Channel:
             for line in self.incoming:
                 message = json.loads(line)
                 if message["type"] == "run":
+                    self.alive_at = time.monotonic()
                     self.runs.put(message)
+                elif message["type"] == "alive":
+                    self.alive_at = time.monotonic()
                 elif message["type"] == "cancel":
                     self.cancelled.add((message["job_id"], message["attempt"]))
                 elif message["type"] == "stop":
@@ -175,10 +185,14 @@ def do_run(
 
     key = (run["job_id"], run["attempt"])
     about = {"job_id": key[0], "attempt": key[1]}
+    longest_silence_s = LEASE_SHARE * run["lease_s"]
 
     def report(progress: Progress) -> None:
         if key in channel.cancelled:
             raise Cancelled("cancelled by the worker")
+        if time.monotonic() - channel.alive_at > longest_silence_s:
+            logger.warning("job %s attempt %d: the worker has not renewed its lease; the run is ended", *key)
+            raise Cancelled("the worker has lost its lease")
         channel.send("progress", **about, **vars(progress), at=time.monotonic())
 
     def keep_segment(segment: SegmentFile) -> None:

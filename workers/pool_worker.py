@@ -224,6 +224,9 @@ def _enforce_drain(context: PoolContext) -> None:
     """Leave by force if a handler neither finishes nor releases in time; its lease ends at once."""
     context.stopping.wait()
     if not threading.Event().wait(DRAIN_S):
-        ended = end_leases(context.db, context.worker)
-        logger.error("%s did not drain within %.0f s; %d leases ended", context.worker, DRAIN_S, ended)
-        os._exit(EXIT_DRAIN_TIMEOUT)
+        try:
+            ended = end_leases(context.db, context.worker)
+            logger.error("%s did not drain within %.0f s; %d leases ended", context.worker, DRAIN_S, ended)
+        finally:
+            # also without a database: then the leases lapse
+            os._exit(EXIT_DRAIN_TIMEOUT)

@@ -122,6 +122,7 @@ class Run:
             inputs=inputs,
             resume=resume,
             out_dir=str(out_dir),
+            lease_s=self.context.settings.lease_s,
         )
         longest_s = predict_longest_s(self.claim.job, card)
         self.grace_s = max(self.grace_s, GRACE_STEPS * longest_s)
@@ -170,6 +171,8 @@ class Run:
                     return message
                 elif message["type"] == "cancelled":
                     self.is_running = False
+                    # of its own accord: it has not heard of us for most of a lease, which we may hold all the same
+                    self.is_released = self.is_released or self.cancel_sent_at is None
                     self._stopped()
                 elif message["type"] == "failed":
                     self.is_running = False
@@ -219,6 +222,8 @@ class Run:
         self.good_beat_at = time.monotonic()
         if not answer.is_ours:
             self._lost()
+        if self.is_running:
+            self._send("alive")
         if answer.cancel_requested and self.cancel_sent_at is None:
             self._send_cancel()
 

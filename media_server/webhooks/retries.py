@@ -59,5 +59,6 @@ def read_retry_after(value: str | None, now: float) -> float | None:
         return float(value)
     try:
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - now)
-    except ValueError:
+    except (ValueError, OverflowError):
+        # a zone that no clock has is no number of C
         return None

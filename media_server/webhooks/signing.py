@@ -52,13 +52,21 @@ def service_secret(settings: Settings) -> str:
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     if not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fresh.touch(mode=0o600)
-        fresh.write_text(f"{new_secret()}\n")
-        with contextlib.suppress(FileExistsError):
+        with open(fresh, "x", opener=_for_this_user) as file:
+            file.write(f"{new_secret()}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
             # a link never replaces the secret that another process made meanwhile
             os.link(fresh, path)
-        fresh.unlink()
+        # also what a process left that died here, or is about to find the secret of another
+        for left in path.parent.glob(f"{path.name}.*"):
+            left.unlink(missing_ok=True)
     return path.read_text().strip()
+
+
+def _for_this_user(path: str, flags: int) -> int:
+    return os.open(path, flags, mode=0o600)
 
 
 def _key_of(secret: str) -> bytes:

@@ -25,7 +25,7 @@ from video.probe import probe
 from video.tiny.model import random_checkpoint
 from workers import gpu_program
 from workers.gpu_process import GpuProcess, ProgramDied, program_command
-from workers.gpu_program import Channel, do_run
+from workers.gpu_program import LEASE_SHARE, Channel, do_run
 from workers.leases import is_alive
 
 CARD: dict[str, Any] = {
@@ -86,7 +86,7 @@ def program(
         process.kill()
 
 
-def run(process: GpuProcess, out_dir: Path, job_id: str, **request: Any) -> None:
+def run(process: GpuProcess, out_dir: Path, job_id: str, *, lease_s: float = 600.0, **request: Any) -> None:
     out_dir.mkdir()
     process.send(
         "run",
@@ -96,6 +96,7 @@ def run(process: GpuProcess, out_dir: Path, job_id: str, **request: Any) -> None
         inputs={"first_frame": None, "last_frame": None, "video": None},
         resume=[],
         out_dir=str(out_dir),
+        lease_s=lease_s,
     )
 
 
@@ -156,6 +157,26 @@ def test_runs_one_after_the_other_and_a_cancelled_one_leaves_nothing(
     assert again["manifest"]["frames_sha256"] == first["manifest"]["frames_sha256"]
 
 
+def test_a_run_whose_worker_no_longer_says_that_it_holds_its_lease_ends(
+    program: tuple[GpuProcess, dict[str, Any]], tmp_path: Path
+) -> None:
+    process, _ = program
+    lease_s = 0.5
+    run(process, tmp_path / "forsaken", "video_1", lease_s=lease_s, num_inference_steps=400, num_frames=33)
+    begun = time.monotonic()
+    while time.monotonic() - begun < 1.5 * lease_s:
+        process.send("alive")
+        message = process.receive(0.05)
+        assert message is None or message["type"] not in ("cancelled", "done", "failed")
+    silent_at = time.monotonic()
+    ended = read_until(process, "cancelled", "done", "failed")[-1]
+    assert (ended["type"], ended["job_id"]) == ("cancelled", "video_1")
+    assert time.monotonic() - silent_at > LEASE_SHARE * lease_s - 0.1
+    # the program is as good as before
+    run(process, tmp_path / "next", "video_2")
+    assert read_until(process, "done", "cancelled", "failed")[-1]["type"] == "done"
+
+
 def test_a_chain_sends_its_segments_and_takes_them_up_again(
     program: tuple[GpuProcess, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -175,6 +196,7 @@ def test_a_chain_sends_its_segments_and_takes_them_up_again(
         inputs={},
         resume=[{name: kept[0][name] for name in ("segment", "path", "data")}],
         out_dir=str(tmp_path / "second"),
+        lease_s=600.0,
     )
     resumed = read_until(process, "done")
     assert {message["segment"] for message in resumed if message["type"] == "progress"} == {1}
@@ -209,6 +231,7 @@ def test_a_killed_parent_leaves_no_program_and_the_next_one_waits_for_the_device
     )
     (tmp_path / "out").mkdir()
     endless = {"job_id": "video_1", "attempt": 1, "inputs": {}, "resume": [], "out_dir": str(tmp_path / "out")}
+    endless["lease_s"] = 600.0
     message = {**endless, "request": {**REQUEST, "num_inference_steps": 400, "num_frames": 33}}
     arguments = [json.dumps(command(model, tmp_path)), json.dumps(message)]
     killed = subprocess.Popen(
@@ -310,6 +333,7 @@ def test_what_goes_wrong_gets_a_code(
     outgoing = io.StringIO()
     channel = Channel(io.StringIO(), outgoing)
     message = {"job_id": "video_1", "attempt": 1, "request": REQUEST, "inputs": {}, "resume": [], "out_dir": "/x"}
+    message["lease_s"] = 600.0
     cost = dict.fromkeys(
         ("seconds_fixed", "seconds_per_step_token", "seconds_per_frame_pixel", "bytes_fixed", "bytes_per_token"), 0.0
     )
