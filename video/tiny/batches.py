@@ -9,6 +9,7 @@ length is clean and the later frames have noise levels of their own, as in a rol
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,8 +23,9 @@ from video.tiny.tokenizer import MAX_TOKENS
 # Shares of the conditions: none, first latent frame, first two to four, first and last.
 CONDITIONS = (0.56, 0.20, 0.16, 0.08)
 EMPTY_CAPTIONS = 0.1
-NEAR = (4, 5)  # tokens down and across a window around a thing
-LONGEST_NEAR = 2  # latent frames of a clip in which a thing stays within its window
+# tokens down and across a window around all that a thing passes over: four of five clips of a second fit the first one
+WINDOWS = ((4, 5), (6, 5), (4, 10))
+_COVERED = 0.02  # share of a token that a thing has to cover
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,52 @@ class Batch:
     text: Tensor
     mask: Tensor | None
     shown: Shown | None = None
+
+
+@dataclass(frozen=True)
+class Near:
+    """Clips whose first thing stays within a window of `down` x `across` tokens, and within no smaller one.
+
+    rows: `[n]` int64, the clips; first, last: `[n, 2]` int64, the lowest and highest line and column of tokens that the
+    thing covers at any time.
+    """
+
+    down: int
+    across: int
+    rows: Tensor
+    first: Tensor
+    last: Tensor
+
+
+def near_of(encoded: Encoded) -> list[Near]:
+    """Find the windows of a size of clip, one `Near` for each that some clip fits."""
+    assert encoded.shown is not None
+    bucket = encoded.bucket
+    columns = bucket.width // (SPATIAL_FACTOR * PATCH)
+    cover = encoded.shown.cover[:, 0].unflatten(1, (bucket.latent_frames, -1, columns)).amax(1) > _COVERED
+    sides = [(cover.any(2), cover.shape[1]), (cover.any(1), cover.shape[2])]
+    index = [torch.arange(size, device=cover.device) for _, size in sides]
+    first = torch.stack([torch.where(seen, i, size).amin(1) for (seen, size), i in zip(sides, index, strict=True)], 1)
+    last = torch.stack([torch.where(seen, i, -1).amax(1) for (seen, _), i in zip(sides, index, strict=True)], 1)
+    is_left = (last >= 0).all(1)
+    found = []
+    for down, across in WINDOWS:
+        fits = is_left & (last - first < torch.tensor((down, across), device=cover.device)).all(1)
+        is_left &= ~fits
+        rows = fits.nonzero()[:, 0]
+        if len(rows) and down <= cover.shape[1] and across <= cover.shape[2]:
+            found.append(Near(down, across, rows, first[rows], last[rows]))
+    return found
+
+
+def choose_near(windows: Sequence[Near], draw: float) -> Near:
+    """Choose a window as often as clips fit it."""
+    reached, total = 0, sum(len(window.rows) for window in windows)
+    for window in windows:
+        reached += len(window.rows)
+        if draw * total < reached:
+            return window
+    return windows[-1]
 
 
 def crop_padding(material: list[Encoded], empty: Tensor) -> tuple[list[Encoded], Tensor]:
@@ -63,7 +111,7 @@ def draw_batch(
     mask: Tensor | None,
     generator: torch.Generator,
     *,
-    is_near: bool = False,
+    window: Near | None = None,
     noise_shift: float = 1.0,
 ) -> Batch:
     """Draw clips, captions, noise levels and conditions; nothing is read back to the host.
@@ -73,14 +121,13 @@ def draw_batch(
         empty: embedding of the empty caption `[L, D]`.
         mask: attention's, in causal batches.
         generator: of everything drawn.
-        is_near: cut a window of `NEAR` tokens around each thing, of as many more clips as cost the same; not for the
-            causal batches nor for clips in which things go far.
+        window: cut it out around each thing, of as many more clips as cost the same; not for causal batches.
         noise_shift: times the shift of the noise levels; what a thing is is decided in much noise.
     """
     bucket, device = encoded.bucket, empty.device
     size, frames = bucket.batch, bucket.latent_frames
-    if is_near:
-        size = size * bucket.tokens_a_frame // (NEAR[0] * NEAR[1])
+    if window is not None:
+        size = size * bucket.tokens_a_frame // (window.down * window.across)
 
     def uniform(*shape: int) -> Tensor:
         return torch.rand(shape, generator=generator, device=device)
@@ -88,12 +135,15 @@ def draw_batch(
     def pick(count: int) -> Tensor:
         return torch.randint(count, (size,), generator=generator, device=device)
 
-    rows = pick(len(encoded.latents))
-    seen = None if encoded.shown is None else encoded.shown[rows]
-    clean = encoded.latents[rows].float()
-    if is_near:
-        assert seen is not None
-        clean, seen = near(clean, seen, bucket, pick(6)), None
+    if window is None:
+        rows = pick(len(encoded.latents))
+        seen = None if encoded.shown is None else encoded.shown[rows]
+        clean, corners = encoded.latents[rows].float(), None
+    else:
+        chosen = pick(len(window.rows))
+        rows, seen = window.rows[chosen], None
+        corners = corners_of(window, chosen, bucket, uniform(size, 2))
+        clean = cut(encoded.latents[rows].float(), corners, window)
     text = encoded.text[rows, pick(encoded.text.shape[1])]
     text = torch.where((uniform(size, 1, 1) < EMPTY_CAPTIONS), empty, text)
     noise = torch.randn(clean.shape, generator=generator, device=device)
@@ -115,23 +165,31 @@ def draw_batch(
         count = torch.where(encoded.is_late[rows], count.clamp(min=1), count)
     count = count.clamp(max=frames - 1)
     if frames >= FEWEST_FOR_REST:
-        clean[:, :, -1:] = torch.where(is_last.view(-1, 1, 1, 1, 1), encoded.rest[rows].float(), clean[:, :, -1:])
+        rest = encoded.rest[rows].float()
+        rest = rest if window is None or corners is None else cut(rest, corners, window)
+        clean[:, :, -1:] = torch.where(is_last.view(-1, 1, 1, 1, 1), rest, clean[:, :, -1:])
     is_clean = (index < count[:, None]) | (is_last[:, None] & (index == frames - 1))
     return Batch(clean, sigmas * ~is_clean, noise, text, None, seen)
 
 
-def near(clean: Tensor, seen: Shown, bucket: Bucket, draws: Tensor) -> Tensor:
-    """Cut a window around the first thing of each clip: `[B, 16, F, h, w]` to `[B, 16, F, 2 NEAR, 2 NEAR]`.
+def corners_of(window: Near, chosen: Tensor, bucket: Bucket, draws: Tensor) -> Tensor:
+    """Place the windows of some of its clips, so that where one lies does not tell where in it the thing is.
 
-    draws: `[B]` int64, 0 to 5: which of six windows, so that a window does not tell where in it the thing is.
+    chosen: `[B]` int64, places in `window.rows`; draws: `[B, 2]`, 0 to 1. Returns the line and column of each window's
+    first token, `[B, 2]` int64.
     """
-    columns = bucket.width // (SPATIAL_FACTOR * PATCH)
-    lines = bucket.height // (SPATIAL_FACTOR * PATCH)
-    token = seen.cover[:, 0].float().unflatten(1, (bucket.latent_frames, -1)).sum(1).argmax(1)
-    top = (token // columns - 1 - draws % 2).clamp(0, lines - NEAR[0])
-    left = (token % columns - 1 - draws // 2).clamp(0, columns - NEAR[1])
-    down = PATCH * top[:, None] + torch.arange(PATCH * NEAR[0], device=clean.device)
-    across = PATCH * left[:, None] + torch.arange(PATCH * NEAR[1], device=clean.device)
+    side = SPATIAL_FACTOR * PATCH
+    size = torch.tensor((window.down, window.across), device=draws.device)
+    room = torch.tensor((bucket.height // side, bucket.width // side), device=draws.device) - size
+    lowest = (window.last[chosen] - size + 1).clamp(min=0)
+    highest = torch.minimum(window.first[chosen], room)
+    return lowest + (draws * (highest - lowest + 1)).long().clamp(max=highest - lowest)
+
+
+def cut(clean: Tensor, corners: Tensor, window: Near) -> Tensor:
+    """Cut windows out: `[B, 16, F, h, w]` to `[B, 16, F, 2 down, 2 across]`; corners: `[B, 2]` int64, in tokens."""
+    down = PATCH * corners[:, :1] + torch.arange(PATCH * window.down, device=clean.device)
+    across = PATCH * corners[:, 1:] + torch.arange(PATCH * window.across, device=clean.device)
     picked = torch.arange(len(clean), device=clean.device)[:, None, None]
     # axes that are indexed come first where others stand between them
     return clean[picked, :, :, down[:, :, None], across[:, None, :]].permute(0, 3, 4, 1, 2)

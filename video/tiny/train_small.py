@@ -45,11 +45,11 @@ CROPS = (Crop("near", 9, 8, 0.6), Crop("near", 17, 4, 0.15), Crop("wide", 17, 2,
 BUCKETS = (
     Bucket(64, 96, 17, 48, share=0.4, late_share=0.1, material=0.2, max_clips=3072),
     Bucket(64, 96, 33, 24, share=0.1, late_share=0.1, material=0.1, max_clips=512),
-    Bucket(96, 160, 17, 12, share=0.3, late_share=0.45, material=0.4, max_clips=2048),
-    Bucket(96, 160, 33, 6, share=0.1, late_share=0.2, material=0.3, max_clips=512),
+    Bucket(96, 160, 17, 12, share=0.3, late_share=0.4, material=0.4, max_clips=2048),
+    Bucket(96, 160, 33, 6, share=0.2, late_share=0.3, material=0.3, max_clips=512),
     # shapes cost a fifth here of what they cost in a clip of one second
-    Bucket(96, 160, 1, 48, share=0.3, late_share=0.1, material=0.1, max_clips=8192),
-    Bucket(96, 160, 5, 24, share=0.3, late_share=0.25, material=0.2, max_clips=4096),
+    Bucket(96, 160, 1, 48, share=0.25, late_share=0.1, material=0.1, max_clips=8192),
+    Bucket(96, 160, 5, 24, share=0.25, late_share=0.2, material=0.2, max_clips=4096),
 )
 CAPTIONS_EACH = 6
 LATE = (8, 16, 32)  # frames into a motion at which a clip that goes on from another may begin

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from video.tiny import bank, captions, forward
 from video.tiny.alignment import Probe
-from video.tiny.batches import LONGEST_NEAR, Batch, causal_mask, choose, crop_padding, draw_batch
+from video.tiny.batches import Batch, causal_mask, choose, choose_near, crop_padding, draw_batch, near_of
 from video.tiny.forward import Kernels
 from video.tiny.latents import Bucket, Encoded, encode_all, request
 from video.tiny.model import TRANSFORMER, build_autoencoder, build_text_encoder, build_transformer
@@ -81,8 +81,8 @@ def train(
         learning_rate: peak.
         causal_share: share of the steps whose attention is causal over latent frames.
         align: weight of the probe's loss (`video.tiny.alignment`) over the first half; it is gone after three quarters.
-        near_share: share of the steps on the shortest clips that see windows around things alone (`batches.near`);
-            it is gone over the last third.
+        near_share: share of the steps that see windows around things alone (`batches.Near`); it is gone over the last
+            third.
         noise_shift: times the shift of the noise levels.
         log_every, save_every: in steps; a state is written only where `save_every` is given.
         weights_every_s: seconds between writings of the averaged weights.
@@ -105,20 +105,18 @@ def train(
         step = state["step"]
     generator = torch.Generator(device)
     masks = {e.bucket.name: causal_mask(e.bucket, device) for e in material}
+    windows = {e.bucket.name: near_of(e) for e in material} if near_share > 0 else {}
     saved_s, seen, losses, window = budget.elapsed_s, 0, torch.zeros((), device=device), 0
     while (progress := peers.agree(budget.progress(step))) < 1:
         # all processes take the same size of clip, each its own clips
         choice = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        draws = torch.rand(3, generator=choice).tolist()
+        draws = torch.rand(4, generator=choice).tolist()
         encoded = choose(material, draws[0], progress)
         mask = masks[encoded.bucket.name] if draws[1] < causal_share else None
         generator.manual_seed(seed * 1_000_003 + step + 500_009 * peers.rank)
-        is_near = (
-            mask is None
-            and encoded.bucket.latent_frames <= LONGEST_NEAR
-            and draws[2] < near_share * min(max(4 - 4.5 * progress, 0.0), 1.0)
-        )
-        batch = draw_batch(encoded, empty, mask, generator, is_near=is_near, noise_shift=noise_shift)
+        is_near = mask is None and draws[2] < near_share * min(max(4 - 4.5 * progress, 0.0), 1.0)
+        around = choose_near(windows[encoded.bucket.name], draws[3]) if is_near else None
+        batch = draw_batch(encoded, empty, mask, generator, window=around, noise_shift=noise_shift)
         weight = align * min(max(3 - 4 * progress, 0.0), 1.0)
         loss, aligned = flow_and_probe_loss(model, batch, kernels, dtype, probe if weight > 0 else None)
         (loss + weight * aligned).backward()
