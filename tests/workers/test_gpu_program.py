@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -155,6 +156,17 @@ def test_runs_one_after_the_other_and_a_cancelled_one_leaves_nothing(
     again = read_until(process, "done", "cancelled", "failed")[-1]
     assert again["type"] == "done"
     assert again["manifest"]["frames_sha256"] == first["manifest"]["frames_sha256"]
+
+
+def test_clip_after_clip_takes_no_more_memory(program: tuple[GpuProcess, dict[str, Any]], tmp_path: Path) -> None:
+    process, _ = program
+    held = []
+    for number in range(6):
+        run(process, tmp_path / str(number), f"video_{number}", num_frames=9)
+        assert read_until(process, "done", "failed")[-1]["type"] == "done"
+        held.append(psutil.Process(process.pid).memory_info().rss)
+    # the first ones load what later ones find
+    assert max(held[2:]) - held[1] < 30e6, held
 
 
 def test_a_run_whose_worker_no_longer_says_that_it_holds_its_lease_ends(
