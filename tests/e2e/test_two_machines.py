@@ -87,7 +87,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     port = free_port()
     try:
         with (
-            postgres.running(programs, shared) as database,
+            postgres.running(programs, shared, over_tls=True) as database,
             s3_server.running() as bucket,
             broker(shared) as url,
         ):
