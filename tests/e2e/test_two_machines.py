@@ -250,7 +250,9 @@ def test_a_film_is_made_by_both_machines(house: House) -> None:
 def test_a_machine_that_dies_costs_seconds(house: House) -> None:
     with house.http as http:
         body = {**CLIP, "num_inference_steps": 200}
-        id = http.post("/v1/videos", json=body).json()["id"]
+        answer = http.post("/v1/videos", json=body)
+        assert answer.is_success, answer.text
+        id = answer.json()["id"]
         wait_for(lambda: http.get(f"/v1/videos/{id}").json()["status"] == "in_progress" or None, 120, "it runs")
         first = owners(house, [id])[id][0]
         machine = "left" if "left" in first else "right"
