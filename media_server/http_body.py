@@ -60,6 +60,16 @@ async def read_body(request: Request, *, max_part_bytes: int) -> AsyncIterator[d
         )
 
 
+async def read_json(request: Request) -> dict[str, Any]:
+    """Read a body that is JSON whatever its content type says, but for a form: those may be larger.
+
+    Raises InvalidRequest as `parse_json` does.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() == "multipart/form-data":
+        raise InvalidRequest("The body must be JSON, got a form.", code="malformed_json", rule="a JSON body")
+    return parse_json(await request.body())
+
+
 def parse_json(text: bytes) -> dict[str, Any]:
     """Parse a JSON object strictly: UTF-8, no NaN, no infinity, no repeated names, no more than MAX_DEPTH levels.
 

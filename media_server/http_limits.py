@@ -28,7 +28,7 @@ class BodyLimitMiddleware:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        is_upload = headers.get("content-type", "").lower().startswith("multipart/form-data")
+        is_upload = headers.get("content-type", "").partition(";")[0].strip().lower() == "multipart/form-data"
         limit = self.max_upload_bytes if is_upload else self.max_body_bytes
         try:
             declared = _content_length(headers)

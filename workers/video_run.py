@@ -160,7 +160,7 @@ class Run:
                 elif message["type"] == "preview":
                     self.news.take_preview(message)
                 elif message["type"] == "drift":
-                    claims.say_drift(self.context.db, self.claim, message["finding"])
+                    self._say_drift(message["finding"])
                 elif message["type"] == "checkpoint":
                     segment, path, data = message["segment"], Path(message["path"]), message["data"]
                     self.uploads.begin(self.files.keep_segment, segment, path, data)
@@ -188,6 +188,13 @@ class Run:
                     JobError("worker_crashed", f"The video program made no progress for {patience_s:.0f} s."),
                     retryable=True,
                 )
+
+    def _say_drift(self, finding: dict[str, Any]) -> None:
+        try:
+            claims.say_drift(self.context.db, self.claim, finding)
+        except sqlalchemy.exc.DBAPIError:
+            # it stands in the manifest too; a clip is worth more than its news
+            logger.warning("job %s: the database does not take a drift finding", self.claim.job.id)
 
     def _tick(self) -> None:
         """Beat, hear of a cancel or a lost lease, and keep the deadlines of both and of a drain."""

@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 
 from media_server.auth import Caller, Owner
 from media_server.errors import InvalidRequest, NotFound
-from media_server.http_body import parse_json
+from media_server.http_body import read_json
 from media_server.http_context import request_context
 from media_server.http_openapi import errors
 from media_server.http_requests import parse_body
@@ -57,7 +57,7 @@ _STREAM = stream_response("The answer, or with `stream` its chunks as server-sen
 )
 async def create_chat_completion(request: Request, owner: Owner) -> Response:
     """Answer a conversation: OpenAI's shapes, plain or as server-sent events whose ids a stream is taken up by."""
-    values = refuse_unsupported(parse_json(await request.body()))
+    values = refuse_unsupported(await read_json(request))
     body = parse_body(ChatRequest, values)
     settings: Settings = request.app.state.settings
     if settings.engine_url is not None:
@@ -89,7 +89,7 @@ async def create_chat_completion(request: Request, owner: Owner) -> Response:
 )
 async def create_completion(request: Request, owner: Owner) -> Response:
     """Continue a text or a list of token ids, without a chat template."""
-    values = refuse_unsupported(parse_json(await request.body()))
+    values = refuse_unsupported(await read_json(request))
     body = parse_body(CompletionRequest, values)
     settings: Settings = request.app.state.settings
     if settings.engine_url is not None:

@@ -21,7 +21,7 @@ from media_server.auth import Caller, Owner, is_still_allowed
 from media_server.errors import InvalidRequest, NotFound
 from media_server.films import MAX_FILM_SECONDS, MAX_IDEA_CHARS, MAX_SHOTS
 from media_server.http_acceptance import Taking, accepting, answer_again, answer_created, kept_job
-from media_server.http_body import parse_json
+from media_server.http_body import read_json
 from media_server.http_content import CONTENT_RESPONSES, cancel, remove, send_artifact
 from media_server.http_context import request_context
 from media_server.http_events import KEY_EVERY_S, EventFeed, is_last, read_events
@@ -120,7 +120,7 @@ async def create_storyboard(request: Request, owner: Owner, asked: Taking) -> Re
     """
     db: Database = request.app.state.db
     settings: Settings = request.app.state.settings
-    values = parse_json(await request.body())
+    values = await read_json(request)
     async with accepting(request, owner, asked, values, status=202) as key:
         body = parse_body(StoryboardRequest, values)
         if isinstance(key, KeptAnswer):

@@ -55,6 +55,11 @@ RANDOM_CARD: dict[str, Any] = {
 Found = TypeVar("Found")
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    # a file's tests share services that take long to start: one process has them all
+    item.add_marker(pytest.mark.xdist_group(item.location[0]))
+
+
 def wait_for(find: Callable[[], Found | None], limit_s: float, what: str) -> Found:
     """Wait until `find` gives something."""
     deadline = time.monotonic() + limit_s

@@ -111,6 +111,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
             for machine in ("left", "right"):
                 opened.run(machine, "worker", "--name", f"video@{machine}", "--threads", "1")
             try:
+                wait_for(lambda: len(workers_seen(opened)) == 2 or None, 300, "both workers have loaded their model")
                 yield opened
             finally:
                 for name in list(opened.processes):
@@ -183,7 +184,6 @@ def finished_film(http: httpx.Client, id: str) -> dict[str, Any] | None:
 
 def test_both_machines_make_clips_that_the_front_serves(house: House, hook: Hook) -> None:
     with house.http as http:
-        wait_for(lambda: len(workers_seen(house)) == 2 or None, 300, "both workers have loaded their model")
         # as many as are needed to see both at work: which one takes a job is theirs to settle
         ids: list[str] = []
         deadline = time.monotonic() + 240

@@ -353,3 +353,14 @@ def test_a_caller_that_is_gone_before_its_request_is_whole_is_no_fault_of_the_se
             assert time.monotonic() < deadline
             time.sleep(0.05)
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/storyboards", "/v1/films"])
+def test_a_body_may_not_be_larger_for_being_called_a_form(path: str, service: Any) -> None:
+    body = b'{"idea": "' + b"x" * service.settings.max_body_bytes + b'"}'
+    kinds = {"multipart/form-data+json": (413, "too_large"), "application/x+json": (413, "too_large")}
+    if path != "/v1/films":
+        # which takes no form
+        kinds["multipart/form-data; boundary=b"] = (400, "malformed_json")
+    for kind, (status, code) in kinds.items():
+        check_problem(service.http.post(path, content=body, headers={"content-type": kind}), status, code)
