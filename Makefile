@@ -25,6 +25,9 @@ export IDEA ?= A red ball rolls through the night and finds a blue friend.
 # both cores work on tests; each process computes on one, and compiles no module that another has compiled before
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
+# a file's tests in one process, in the order of tests/conftest.py
+TOGETHER := --dist loadgroup --no-loadscope-reorder
+
 # processes of the end-to-end tests, each with services of its own; 0: one test after another
 E2E_PROCESSES ?= 2
 
@@ -50,16 +53,16 @@ lint: setup
 	$(BIN)/lint-imports
 
 unit: setup
-	$(TEST_ENV) $(BIN)/python -m pytest -q -m "not e2e and not long" -n 2 --dist loadgroup
+	$(TEST_ENV) $(BIN)/python -m pytest -q -m "not e2e and not long" -n 2 $(TOGETHER)
 	@# kernels are interpreted in a process of their own: Triton decides at its import
 	if $(BIN)/python -c 'import triton' 2> /dev/null; then \
-		$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/kernels/interpreted; fi
+		$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 $(TOGETHER) tests/kernels/interpreted; fi
 
 e2e: setup
-	$(TEST_ENV) $(BIN)/python -m pytest -q -m e2e -n $(E2E_PROCESSES) --dist loadgroup tests/e2e tests/faults
+	$(TEST_ENV) $(BIN)/python -m pytest -q -m e2e -n $(E2E_PROCESSES) $(TOGETHER) tests/e2e tests/faults
 
 long: setup
-	$(TEST_ENV) $(BIN)/python -m pytest -q -m long -n 2 --dist loadgroup
+	$(TEST_ENV) $(BIN)/python -m pytest -q -m long -n 2 $(TOGETHER)
 
 faults: setup
 	$(TEST_ENV) $(BIN)/python -m tests.faults.campaign --actions $(N) $(if $(SEED),--seed $(SEED)) \

@@ -14,16 +14,15 @@ settings.register_profile("tests", deadline=None, database=None, suppress_health
 settings.load_profile("tests")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep a file's tests, which share its fixtures, in one process (--dist loadgroup), but for those marked spread.
+def pytest_itemcollected(item: pytest.Item) -> None:
+    # a file's tests share its fixtures: one process has them all (--dist loadgroup), but for those marked spread
+    if item.get_closest_marker("spread") is None:
+        item.add_marker(pytest.mark.xdist_group(item.location[0]))
 
-    Files with slow tests are begun first, and the spread tests fill up the end, so that no process is left waiting.
-    """
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that have slow tests; spread tests fill up the end, so that no process is left waiting."""
     slow_files = {item.location[0] for item in items if item.get_closest_marker("slow") is not None}
-    for item in items:
-        if item.get_closest_marker("spread") is None:
-            item.add_marker(pytest.mark.xdist_group(item.location[0]))
     items.sort(key=lambda item: (item.get_closest_marker("spread") is not None, item.location[0] not in slow_files))
 
 

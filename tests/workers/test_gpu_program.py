@@ -162,7 +162,7 @@ def test_clip_after_clip_takes_no_more_memory(program: tuple[GpuProcess, dict[st
     process, _ = program
     held = []
     for number in range(6):
-        run(process, tmp_path / str(number), f"video_{number}", num_frames=9)
+        run(process, tmp_path / str(number), f"video_again_{number}", num_frames=9)
         assert read_until(process, "done", "failed")[-1]["type"] == "done"
         held.append(psutil.Process(process.pid).memory_info().rss)
     # the first ones load what later ones find
