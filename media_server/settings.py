@@ -105,6 +105,8 @@ class Settings(BaseModel):
     models: Annotated[tuple[ModelEntry, ...], BeforeValidator(_from_json)] = DEFAULT_MODELS
     gpus: Annotated[tuple[int, ...] | None, BeforeValidator(_gpu_list)] = None
     gpu_pools: Annotated[dict[int, str], BeforeValidator(_from_json)] = {}
+    # of the text engines, cpu or cuda:N; None: the CPU where video models own the GPUs, else the first GPU
+    engine_device: Annotated[str, Field(pattern=r"^(cpu|cuda:\d+)$")] | None = None
     video_threads: Annotated[int, Field(ge=1)] | None = None
     engine_threads: Annotated[int, Field(ge=1)] | None = None
     # text engines: the same answer to the bit whatever else is answered, at a price (llm/invariant.py has figures), and
@@ -223,14 +225,15 @@ class Settings(BaseModel):
 
         Raises ConfigurationError if the folder exists and is not ours alone.
         """
-        path = self.runtime_path
-        path.mkdir(mode=0o700, exist_ok=True)
-        found = path.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
-            raise ConfigurationError(
-                "The runtime folder must be a folder of this user with mode 0700.", param="runtime_dir", value=path.name
-            )
-        return path
+        return _own_folder(self.runtime_path)
+
+    @property
+    def gpu_lock_dir(self) -> Path:
+        """Folder for the locks of GPUs, which all services of this user share; made on first use.
+
+        Raises ConfigurationError if the folder exists and is not ours alone.
+        """
+        return _own_folder(Path(tempfile.gettempdir()) / f"media-server-{os.getuid()}-gpus")
 
     @property
     def valkey_socket(self) -> Path:
@@ -263,6 +266,16 @@ class Settings(BaseModel):
         return self.assets_dir() / "tiny_wan" if entry.kind == "video" else self.data_dir / "models" / entry.name
 
 
+def _own_folder(path: Path) -> Path:
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
+        raise ConfigurationError(
+            "The runtime folder must be a folder of this user with mode 0700.", param="runtime_dir", value=path.name
+        )
+    return path
+
+
 def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
     """Read the settings of this process; overrides that are not None win.
 
@@ -293,6 +306,12 @@ def crash_point() -> tuple[str | None, str | None]:
     return name or None, file or None
 
 
+def visible_gpus() -> list[str] | None:
+    """Read CUDA_VISIBLE_DEVICES: indices or UUIDs of the GPUs that this process is to see; None: all."""
+    text = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if text is None else [name.strip() for name in text.split(",")]
+
+
 def stand_in_program() -> str | None:
     """Read MEDIA_SERVER_TEST_GPU_PROGRAM: a Python file that takes the GPU program's place under test."""
     return os.environ.get(f"{_PREFIX}TEST_GPU_PROGRAM") or None
@@ -305,7 +324,8 @@ def child_environment(settings: Settings) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith(_PREFIX) or name.startswith(f"{_PREFIX}TEST_")
     }
-    return {**inherited, _WHOLE: settings.model_dump_json()}
+    # CUDA's own order, the fastest first, is not the order of nvidia-smi, by which GPUs are told apart
+    return {**inherited, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", _WHOLE: settings.model_dump_json()}
 
 
 def _read_file(config: Path | None) -> dict[str, Any]:

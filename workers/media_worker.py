@@ -4,6 +4,7 @@ Needs no GPU and no model; ffmpeg's libraries run here, so that they never delay
 """
 
 import argparse
+import errno
 import io
 import json
 import logging
@@ -21,7 +22,7 @@ import av
 from PIL import Image
 
 from media_server.artifacts.store import StoredFile
-from media_server.errors import JobError, NotFound
+from media_server.errors import InsufficientStorage, JobError, NotFound
 from media_server.jobs.claims import beat, complete, confirm_cancel, fail, release
 from media_server.jobs.spec import ArtifactRecord, Claim, Result
 from media_server.settings import load_settings
@@ -97,6 +98,11 @@ def join_film(context: PoolContext, claim: Claim) -> None:
         release(context.db, claim)
         logger.info("job %s attempt %d: given back, the worker stops", claim.job.id, claim.attempt)
     except (JoinError, av.error.FFmpegError, NotFound) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise InsufficientStorage("The disk has no room left to join the clips on.") from error
+        if isinstance(error, (OSError, MemoryError)) and not isinstance(error, FileNotFoundError):
+            # the machine's fault and not the clips': another attempt may do
+            raise
         logger.error("job %s attempt %d: %s", claim.job.id, claim.attempt, error)
         fail(context.db, claim, JobError("join_failed", f"The clips could not be joined: {error}"))
     else:

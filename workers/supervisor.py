@@ -12,11 +12,8 @@ import argparse
 import errno
 import http.client
 import logging
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -33,13 +30,14 @@ from media_server.jobs.claims import end_leases
 from media_server.jobs.database import Database, lock_data_dir, migrate, open_database
 from media_server.jobs.doorbell import make_celery, ring
 from media_server.open_address import refuse_open_address
-from media_server.settings import ModelEntry, Settings, child_environment, load_settings
+from media_server.settings import Settings, child_environment, load_settings
 from workers.child import tie_to_parent
 from workers.leases import end_leases_of_the_dead, withdraw_engine, worker_id
 from workers.logging_setup import setup_logging
-from workers.processes import Child, ChildSpec, describe_exit, write_line
+from workers.plan import VALKEY, plan_children
+from workers.processes import Child, describe_exit, write_line
 from workers.runtime_folder import remove_runtime_folder
-from workers.valkey import valkey_command, wait_until_answering
+from workers.valkey import wait_until_answering
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +46,6 @@ DRAIN_S = 26.0
 VALKEY_START_S = 10.0
 _TICK_S = 0.1
 _READY_EVERY_S = 0.5
-_VALKEY = "valkey"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -134,16 +131,24 @@ class Supervisor:
     def _start_all(self) -> bool:
         for child in self.children:
             self._start(child)
-            if child.spec.name == _VALKEY and not wait_until_answering(self.settings.redis_url, VALKEY_START_S):
+            if child.spec.name == VALKEY and not wait_until_answering(self.settings.redis_url, VALKEY_START_S):
                 logger.error("The embedded Valkey does not answer after %.0f s; see its lines above", VALKEY_START_S)
                 return False
         return True
 
     def _start(self, child: Child) -> None:
-        if child.spec.name == _VALKEY:
+        if child.spec.name == VALKEY:
             # a killed server leaves its socket file behind
             self.settings.valkey_socket.unlink(missing_ok=True)
         logger.info("%s started (pid %d)", child.spec.name, child.start())
+
+    def _start_again(self, child: Child) -> None:
+        try:
+            self._start(child)
+        except OSError as error:
+            # no memory, processes or files left: the others go on, and this one when there are some again
+            wait_s = child.plan_restart()
+            logger.error("%s cannot be started: %s; it is tried again in %.1f s", child.spec.name, error, wait_s)
 
     def _watch(self, address: str) -> None:
         """Restart what dies until a stop is asked for; say the address once the service is ready."""
@@ -157,7 +162,7 @@ class Supervisor:
     def _care_for(self, child: Child) -> None:
         if child.process is None:
             if time.monotonic() >= child.restart_at:
-                self._start(child)
+                self._start_again(child)
             return
         pid = child.process.pid
         exit_code = child.reap()
@@ -192,8 +197,8 @@ class Supervisor:
         logger.info("stopping")
         # who connects from now on is refused, not left waiting
         self.listener.close()
-        self._stop_children([child for child in self.children if child.spec.name != _VALKEY], DRAIN_S)
-        self._stop_children([child for child in self.children if child.spec.name == _VALKEY], 2.0)
+        self._stop_children([child for child in self.children if child.spec.name != VALKEY], DRAIN_S)
+        self._stop_children([child for child in self.children if child.spec.name == VALKEY], 2.0)
         if self.settings.broker_url is None:
             self.settings.valkey_socket.unlink(missing_ok=True)
         logger.info("stopped")
@@ -215,108 +220,6 @@ class Supervisor:
             while child.reap() is None:
                 time.sleep(_TICK_S / 10)
             self._end_leases(child, pid)
-
-
-def plan_children(settings: Settings, listener_fd: int) -> list[ChildSpec]:
-    """Say which processes this machine runs, in the order of their start."""
-    gpus = find_gpus() if settings.gpus is None else settings.gpus
-    video_threads, engine_threads = share_cores(settings, is_cpu_only=not gpus)
-    children = []
-    if settings.broker_url is None:
-        children.append(ChildSpec(_VALKEY, tuple(valkey_command(settings))))
-    children.append(_python_child("api", "api", "--fd", str(listener_fd), pass_fds=(listener_fd,)))
-    devices = _video_devices(settings, gpus)
-    if not gpus and settings.video_threads is None:
-        # several on the CPU share what one would have
-        video_threads = max(1, video_threads // max(1, len(devices)))
-    for index, (device, pool) in enumerate(devices):
-        name = f"video-{index}"
-        arguments = ("--name", name, "--device", device, "--pool", pool, "--threads", str(video_threads))
-        children.append(_python_child(name, "worker", *arguments, threads=video_threads, has_leases=True))
-    text_models = [entry for entry in settings.models if entry.kind == "text"]
-    if settings.engine_url is None:
-        for index, entry in enumerate(text_models):
-            name = f"engine-{index}"
-            device = f"cuda:{gpus[0]}" if gpus else "cpu"
-            command: tuple[str, ...] = ("engine", "--name", name, "--model", entry.name, "--device", device)
-            command = (*command, "--threads", str(engine_threads))
-            children.append(_python_child(name, *command, threads=engine_threads, is_engine=True))
-    for name in ("storyboards", "media", "batches"):
-        children.append(_python_child(name, name, has_leases=True))
-    children.extend(_python_child(name, name) for name in ("deliveries", "sweeper"))
-    return children
-
-
-def _python_child(
-    name: str,
-    *command: str,
-    threads: int = 1,
-    pass_fds: tuple[int, ...] = (),
-    has_leases: bool = False,
-    is_engine: bool = False,
-) -> ChildSpec:
-    # -P: a folder named like one of our packages in the working directory must not shadow it
-    program = (sys.executable, "-P", "-m", "media_server.cli", *command)
-    return ChildSpec(name, program, thread_environment(threads), pass_fds, has_leases, is_engine)
-
-
-def _video_devices(settings: Settings, gpus: Sequence[int]) -> list[tuple[str, str]]:
-    """Give (device, pool) for each video worker: one a GPU, or one a model on the CPU; none without a video model.
-
-    A GPU whose pool the settings leave open takes that of a model without one, then that of the first.
-    Raises ConfigurationError if a GPU's pool has no model, or a model's pool no GPU: neither would ever be ready.
-    """
-    entries: list[ModelEntry] = [entry for entry in settings.models if entry.kind == "video"]
-    if not entries:
-        return []
-    pools = [entry.pool_name for entry in entries]
-    if not gpus:
-        return [("cpu", pool) for pool in pools]
-    named = {gpu: settings.gpu_pools[gpu] for gpu in gpus if gpu in settings.gpu_pools}
-    for gpu, pool in named.items():
-        if pool not in pools:
-            raise ConfigurationError(
-                f"gpus: GPU {gpu} has the pool {pool!r}, which no video model has; there are: {', '.join(pools)}.",
-                param="gpus",
-                value=pool,
-            )
-    without = [pool for pool in pools if pool not in named.values()]
-    taken = [(gpu, named[gpu] if gpu in named else without.pop(0) if without else pools[0]) for gpu in gpus]
-    if without:
-        raise ConfigurationError(
-            f"models: no GPU is left for the pool {without[0]!r}; this machine has {len(gpus)} for {len(pools)} video "
-            "models, and a video worker owns one.",
-            param="models",
-            value=without[0],
-        )
-    return [(f"cuda:{gpu}", pool) for gpu, pool in taken]
-
-
-def share_cores(settings: Settings, *, is_cpu_only: bool) -> tuple[int, int]:
-    """Split this machine's cores between video and text, so that both at once do not run more threads than cores.
-
-    Returns (video threads, engine threads); what the settings name is taken as it is.
-    """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    engine = settings.engine_threads or max(1, min(8, cores // 4 if is_cpu_only else cores // 2))
-    video = settings.video_threads or max(1, cores - engine if is_cpu_only else cores // 4)
-    return video, engine
-
-
-def thread_environment(threads: int) -> dict[str, str]:
-    """Bound the thread pools of the libraries in a child; idle OpenMP threads sleep instead of spinning."""
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
-    return {**dict.fromkeys(names, str(threads)), "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
-
-
-def find_gpus() -> tuple[int, ...]:
-    """List the indices of this machine's NVIDIA GPUs; none if there is no driver."""
-    query = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    return tuple(int(line) for line in answer.stdout.split())
 
 
 def open_listener(host: str, port: int) -> socket.socket:

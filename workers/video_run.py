@@ -22,6 +22,7 @@ from media_server import crash_points
 from media_server.artifacts.reserve import with_reserve
 from media_server.errors import JobError
 from media_server.jobs import claims
+from media_server.jobs.database import is_disk_full
 from media_server.jobs.spec import Claim, Result
 from media_server.models.card import VideoCard
 from workers.clip_files import ClipFiles
@@ -47,6 +48,8 @@ GRACE_STEPS = 2.0
 # how long without a sign of life before the program counts as hung: at least this, and this many times the card's cost
 HUNG_S = 120.0
 HUNG_TIMES = 20.0
+# between two tries to end a job whose database does not answer
+COMPLETE_AGAIN_S = 1.0
 # failures after which a program makes no other clip
 _ENDS_PROGRAM = ("worker_crashed", "out_of_memory")
 _REPORTED = ("model", "versions", "machine", "kernel_path", "seed", "segments", "drift", "file", "frames_sha256")
@@ -294,7 +297,7 @@ class Run:
             gpu_seconds=self.gpu_seconds,
             peak_memory_bytes=done["peak_memory_bytes"],
         )
-        if not with_reserve(self.context.settings, partial(claims.complete, self.context.db, self.claim, result)):
+        if not self._complete(result):
             self._lost()
         crash_points.reach("clip.finished")
         self.clock.end()
@@ -302,6 +305,19 @@ class Run:
         logger.info(
             "job %s attempt %d: completed, %.1f GPU seconds", self.claim.job.id, self.claim.attempt, self.gpu_seconds
         )
+
+    def _complete(self, result: Result) -> bool:
+        """End the job; a clip that is made is not made again for a moment without a database, while the lease holds."""
+        complete = partial(claims.complete, self.context.db, self.claim, result)
+        while True:
+            try:
+                return with_reserve(self.context.settings, complete)
+            except sqlalchemy.exc.DBAPIError as error:
+                is_over = time.monotonic() - self.good_beat_at > self.context.settings.lease_s
+                if is_over or (isinstance(error, sqlalchemy.exc.OperationalError) and is_disk_full(error)):
+                    raise
+                logger.warning("job %s: the database does not take its end; it is asked again", self.claim.job.id)
+                time.sleep(COMPLETE_AGAIN_S)
 
     def _fail(self, error: JobError, retryable: bool = False) -> NoReturn:
         # the next attempt goes on after the last segment that was finished

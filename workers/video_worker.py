@@ -5,6 +5,7 @@ again after a death. What it does with a claim stands in workers/video_run.py, c
 """
 
 import argparse
+import fcntl
 import logging
 import os
 import shutil
@@ -13,15 +14,18 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 import sqlalchemy.exc
 
-from media_server.errors import ConfigurationError
+from media_server.errors import ConfigurationError, MediaServerError
 from media_server.jobs.spec import Claim
 from media_server.models import registry
 from media_server.models.card import VideoCard, parse_card
 from media_server.settings import ModelEntry, Settings, child_environment, load_settings
 from workers.gpu_process import GpuProcess, ProgramDied, ProgramFailed, program_command
+from workers.gpus import find_gpus, machine_wide_name
+from workers.plan import share_cores
 from workers.pool_worker import PoolContext, run_pool_worker
 from workers.video_run import ClaimEnded, Run
 
@@ -71,8 +75,6 @@ def find_entry(settings: Settings, pool: str) -> ModelEntry:
 
 
 def _device(settings: Settings, device: str | None, threads: int | None) -> tuple[str, int]:
-    from workers.supervisor import find_gpus, share_cores
-
     if device is None:
         gpus = find_gpus() if settings.gpus is None else settings.gpus
         device = f"cuda:{gpus[0]}" if gpus else "cpu"
@@ -81,12 +83,15 @@ def _device(settings: Settings, device: str | None, threads: int | None) -> tupl
 
 def _program(settings: Settings, entry: ModelEntry, pool: str, name: str, device: str, threads: int) -> list[str]:
     # every program of a GPU waits for the same lock; on a CPU a worker's new program waits for its old one
-    lock = f"{device.replace(':', '-')}.lock" if device != "cpu" else f"cpu-{name}.lock"
+    if device == "cpu":
+        lock = settings.runtime_dir / f"cpu-{name}.lock"
+    else:
+        lock = settings.gpu_lock_dir / f"{machine_wide_name(int(device.removeprefix('cuda:')))}.lock"
     return program_command(
         settings.model_path(entry),
         device,
         threads,
-        settings.runtime_dir / lock,
+        lock,
         name=entry.name,
         pool=pool,
         hash_cache=settings.data_dir / "weights.json",
@@ -102,6 +107,7 @@ class VideoWorker:
         self.work_dir = settings.data_dir / "work" / name
         self.card: VideoCard | None = None
         self._program: GpuProcess | None = None
+        self._name_lock: IO[str] | None = None
         self._lock = threading.Lock()
         self._stopped = threading.Event()
 
@@ -109,8 +115,10 @@ class VideoWorker:
         """Load the model, publish its card, and say every 5 s that it is there.
 
         Raises:
+            ConfigurationError: another worker of this name runs here.
             ProgramFailed: the model does not load; ProgramLate if not within LOAD_S.
         """
+        self._own_name()
         shutil.rmtree(self.work_dir, ignore_errors=True)
         self.work_dir.mkdir(parents=True, mode=0o700)
         self.ensure_program(context)
@@ -124,6 +132,23 @@ class VideoWorker:
                 self._program.stop()
                 self._program = None
         shutil.rmtree(self.work_dir, ignore_errors=True)
+        if self._name_lock is not None:
+            self._name_lock.close()
+
+    def _own_name(self) -> None:
+        # the folder is emptied at each start: of two workers of one name, one would take the other's clip away
+        path = self.work_dir.parent / f"{self.work_dir.name}.lock"
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._name_lock = path.open("a")
+        try:
+            fcntl.flock(self._name_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._name_lock.close()
+            raise ConfigurationError(
+                f"A video worker named {self.work_dir.name!r} runs in this data folder; give this one another --name.",
+                param="name",
+                value=self.work_dir.name,
+            ) from error
 
     def ensure_program(self, context: PoolContext) -> tuple[GpuProcess, VideoCard]:
         """Give the running program and its model's card, after starting it again if it has died.
@@ -138,12 +163,21 @@ class VideoWorker:
                 logger.warning("the GPU program has died and is started again")
                 self._program.kill()
             self._program = None
-            program = GpuProcess(self.command, child_environment(self.settings))
+            try:
+                program = GpuProcess(self.command, child_environment(self.settings))
+            except OSError as error:
+                raise ProgramFailed("worker_crashed", f"it cannot be run: {error}") from error
             try:
                 card = parse_card(program.wait_ready(LOAD_S)["card"])
             except ProgramDied as error:
                 program.kill()
                 raise ProgramFailed("worker_crashed", f"{error} while it loaded the model.") from error
+            except (MediaServerError, KeyError, TypeError) as error:
+                program.kill()
+                raise ProgramFailed("model_error", f"its card cannot be used: {error}") from error
+            except BaseException:
+                program.kill()
+                raise
             assert isinstance(card, VideoCard)
             self._program, self.card = program, card
             registry.publish(context.db, card, context.worker)
@@ -173,6 +207,11 @@ class VideoWorker:
                 _leave(f"the GPU program cannot be started: {error.message}")
             except sqlalchemy.exc.DBAPIError:
                 logger.warning("the card could not be refreshed; the database does not answer")
+            except Exception:
+                # a worker that nobody looks after would be listed as gone and take jobs all the same
+                logger.exception("the GPU program cannot be looked after")
+                _leave("its keeper has failed")
+                return
 
 
 def _leave(reason: str) -> None:

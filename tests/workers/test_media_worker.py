@@ -1,5 +1,6 @@
 """The join job from claim to files, and each way in which it ends early."""
 
+import errno
 import io
 import json
 import threading
@@ -15,6 +16,7 @@ import pytest
 from PIL import Image
 
 from media_server.artifacts.store import open_artifacts
+from media_server.errors import InsufficientStorage
 from media_server.jobs import store
 from media_server.jobs.claims import claim_next
 from media_server.jobs.doorbell import make_celery
@@ -22,6 +24,7 @@ from media_server.jobs.spec import Claim, JobSpec
 from media_server.jobs.states import Status
 from media_server.settings import Settings
 from tests.fresh_database import open_migrated
+from workers import media_worker
 from workers.contact_sheet import draw_contact_sheet
 from workers.joining import inspect_film
 from workers.media_worker import join_film
@@ -132,6 +135,28 @@ def test_a_clip_that_is_gone_fails_the_job(context: PoolContext) -> None:
     context.artifacts.delete_prefix("video_1")
     join_film(context, claim)
     assert store.get(context.db, claim.job.id).error_code == "join_failed"
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (av.error.MemoryError(errno.ENOMEM, "Cannot allocate memory"), MemoryError),
+        (av.error.OSError(errno.EIO, "Input/output error"), OSError),
+        (av.error.OSError(errno.ENOSPC, "No space left on device"), InsufficientStorage),
+    ],
+)
+def test_the_machines_faults_are_not_the_films(
+    context: PoolContext, monkeypatch: pytest.MonkeyPatch, error: Exception, raised: type[Exception]
+) -> None:
+    def fail(*_: object, **__: object) -> bool:
+        raise error
+
+    monkeypatch.setattr(media_worker, "join_clips", fail)
+    claim = submit_join(context)
+    # what is raised the pool worker takes for a reason to try again, or names
+    with pytest.raises(raised):
+        join_film(context, claim)
+    assert store.get(context.db, claim.job.id).status is Status.IN_PROGRESS
 
 
 def test_cancel_is_confirmed_and_leaves_no_files(context: PoolContext) -> None:

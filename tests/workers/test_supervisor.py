@@ -1,8 +1,11 @@
 """The supervisor's plan: which processes, on which devices, with how many threads, behind which socket."""
 
+import errno
 import socket
 import sqlite3
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy.exc import OperationalError
@@ -13,11 +16,12 @@ from media_server.jobs import store
 from media_server.jobs.claims import claim_next
 from media_server.jobs.database import open_database
 from media_server.jobs.spec import JobSpec
-from media_server.settings import ModelEntry, Settings
+from media_server.settings import ModelEntry, Settings, load_settings
 from tests.fresh_database import open_migrated
 from workers import supervisor
 from workers.leases import end_leases_of_the_dead, worker_id
-from workers.supervisor import open_listener, plan_children, service_url, share_cores
+from workers.plan import plan_children, share_cores
+from workers.supervisor import open_listener, service_url
 
 
 def argument(command: tuple[str, ...], name: str) -> str:
@@ -89,10 +93,42 @@ def test_what_lives_elsewhere_is_not_started(tmp_path: Path) -> None:
     assert names == ["api", "storyboards", "media", "batches", "deliveries", "sweeper"]
 
 
+def test_clips_have_their_gpus_to_themselves(tmp_path: Path) -> None:
+    def engine(**settings: Any) -> str:
+        children = plan_children(Settings(data_dir=tmp_path, **settings), 7)
+        return next(argument(child.command, "--device") for child in children if child.is_engine)
+
+    assert engine(gpus=(0, 1)) == "cpu"
+    assert engine(gpus=(0, 1), engine_device="cuda:1") == "cuda:1"
+    assert engine(gpus=(0, 1), models=(ModelEntry(name="smollm2-135m-instruct", kind="text"),)) == "cuda:0"
+    assert engine(gpus=()) == "cpu"
+    with pytest.raises(ConfigurationError, match="engine_device"):
+        load_settings(engine_device="gpu")
+
+
+def test_a_child_that_cannot_be_started_ends_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings(data_dir=tmp_path, gpus=(), models=())
+    db = open_database(settings.database)
+    with open_listener("127.0.0.1", 0) as listener:
+        watching = supervisor.Supervisor(settings, db, listener)
+        child = watching.children[-1]
+
+        def refuse() -> int:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+        monkeypatch.setattr(child, "start", refuse)
+        watching._care_for(child)
+    db.close()
+    assert "cannot be started: [Errno 11] Resource temporarily unavailable; it is tried again" in caplog.text
+    assert child.restart_at > time.monotonic()
+
+
 def test_gpus_are_asked_for_only_when_the_settings_leave_them_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "find_gpus", lambda: (0, 1, 2))
+    monkeypatch.setattr("workers.plan.find_gpus", lambda: (0, 1, 2))
     for gpus, workers in ((None, 3), ((1,), 1)):
         children = plan_children(Settings(data_dir=tmp_path, gpus=gpus), 7)
         assert sum(child.name.startswith("video-") for child in children) == workers

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from media_server.artifacts.store import StoredFile, open_artifacts
 from media_server.errors import ConfigurationError, JobError
@@ -25,6 +26,7 @@ from tests.fresh_database import open_migrated
 from workers import video_run, video_worker
 from workers.clip_files import ClipFiles
 from workers.gpu_process import ProgramFailed
+from workers.leases import is_alive
 from workers.pool_worker import PoolContext
 from workers.video_worker import VideoWorker, find_entry
 
@@ -293,6 +295,40 @@ def test_a_lost_claim_of_a_clip_that_is_made_costs_no_program(house: House, monk
     assert program.pid == house.runs()[0]["pid"]
 
 
+def no_answer(*_: object, **__: object) -> bool:
+    raise OperationalError("UPDATE jobs", {}, Exception("the database does not answer"))
+
+
+def test_a_clip_that_is_made_waits_for_its_database(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(video_run, "COMPLETE_AGAIN_S", 0.01)
+    complete = claims.complete
+    answers = iter([no_answer, no_answer, complete])
+    monkeypatch.setattr(claims, "complete", lambda *given: next(answers)(*given))
+    job_id = house.submit("finish")
+    house.work()
+    job = house.job(job_id)
+    assert (job.status, job.attempt) == (Status.COMPLETED, 1)
+    assert len(house.keys(job_id)) > 0 and len(house.runs()) == 1
+
+
+def test_a_clip_that_is_made_waits_no_longer_than_its_lease(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(video_run, "COMPLETE_AGAIN_S", 0.01)
+    tries: list[float] = []
+
+    def refuse(*_: object) -> bool:
+        # as if the last beat were a lease ago
+        tries.append(time.monotonic())
+        monkeypatch.setattr(time, "monotonic", lambda: tries[0] + house.settings.lease_s + 1.0)
+        return no_answer()
+
+    monkeypatch.setattr(claims, "complete", refuse)
+    house.submit("finish")
+    claim = house.claim()
+    with pytest.raises(OperationalError):
+        house.worker.handle(house.context, claim)
+    assert len(tries) == 1
+
+
 def slow_uploads(house: House, monkeypatch: pytest.MonkeyPatch, delay_s: float) -> threading.Event:
     """Have each upload take a while; the event is set as the first begins."""
     put_file, has_begun = house.context.artifacts.put_file, threading.Event()
@@ -465,6 +501,47 @@ def test_a_load_that_hangs_is_killed_and_costs_an_attempt(house: House, monkeypa
     assert (job.error_code, job.attempt) == ("worker_crashed", 2)
     assert job.error_message == "The video program was not ready after 0.5 s."
     assert len(reasons) == 2
+
+
+def test_a_card_that_cannot_be_read_leaves_no_program(house: House, tmp_path: Path) -> None:
+    ready = json.dumps({"v": 1, "type": "ready", "card": {**CARD, "v": 99}})
+    pid_file = tmp_path / "pid"
+    code = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); print({ready!r}, flush=True)"
+    broken = VideoWorker(
+        replace_name(house.settings, tmp_path), "odd", [sys.executable, "-c", f"{code}; time.sleep(600)"]
+    )
+    with pytest.raises(ProgramFailed, match=r"its card cannot be used: .*version"):
+        broken.start(house.context)
+    assert not is_alive(int(pid_file.read_text()))
+
+
+def test_a_program_that_cannot_be_run_is_said(house: House, tmp_path: Path) -> None:
+    absent = VideoWorker(house.settings, "absent", [str(tmp_path / "no-such-program")])
+    with pytest.raises(ProgramFailed, match=r"it cannot be run: .*No such file"):
+        absent.ensure_program(house.context)
+
+
+def test_two_workers_of_one_name_do_not_share_a_folder(house: House) -> None:
+    kept = house.worker.work_dir / "clip"
+    kept.mkdir()
+    second = VideoWorker(house.settings, house.worker.work_dir.name, house.worker.command)
+    with pytest.raises(ConfigurationError, match="runs in this data folder; give this one another --name"):
+        second.start(house.context)
+    assert kept.is_dir()
+    kept.rmdir()
+
+
+def test_a_keeper_that_fails_ends_the_worker(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons: list[str] = []
+    monkeypatch.setattr(video_worker, "_leave", reasons.append)
+    monkeypatch.setattr(video_worker, "SEEN_S", 0.01)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("not foreseen")
+
+    monkeypatch.setattr(house.worker, "ensure_program", fail)
+    house.worker._keep(house.context)
+    assert reasons == ["its keeper has failed"]
 
 
 def test_a_pool_has_one_model() -> None:
