@@ -32,10 +32,6 @@ class SamplingParams:
     presence_penalty: torch.Tensor | None = None
     frequency_penalty: torch.Tensor | None = None
 
-    @property
-    def has_penalties(self) -> bool:
-        return any(x is not None for x in (self.repetition_penalty, self.presence_penalty, self.frequency_penalty))
-
 
 @dataclass(frozen=True)
 class SamplingContext:

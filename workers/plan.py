@@ -33,8 +33,8 @@ def plan_children(settings: Settings, listener_fd: int) -> list[ChildSpec]:
     if settings.engine_url is None:
         for index, entry in enumerate(text_models):
             name = f"engine-{index}"
-            command = ("engine", "--name", name, "--model", entry.name, "--device", _engine_device(settings, gpus))
-            command = (*command, "--threads", str(engine_threads))
+            command: tuple[str, ...] = ("engine", "--name", name, "--model", entry.name)
+            command = (*command, "--device", _engine_device(settings, gpus), "--threads", str(engine_threads))
             children.append(_python_child(name, *command, threads=engine_threads, is_engine=True))
     for name in ("storyboards", "media", "batches"):
         children.append(_python_child(name, name, has_leases=True))

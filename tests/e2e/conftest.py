@@ -1,7 +1,6 @@
 """The whole service as a person starts it, on the embedded defaults; one for all tests of this folder."""
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -26,31 +25,13 @@ from media_server.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-P", "-m", "media_server.cli")
-# random weights, which stand in until there are trained ones, are much quicker
-HAS_MODEL = (ROOT / "assets" / "tiny_wan").is_dir()
 # enough for a test to look at a job, or to kill its worker, while it runs
-SLOW_STEPS = 40 if HAS_MODEL else 200
+SLOW_STEPS = 40
 LAUNCHER = ROOT / "workers" / "child.py"
 START_S = 500.0
 # the service itself ends what has not drained within 30 s; a busy machine may take as long again to do so
 STOP_S = 90.0
 _READY = re.compile(r"ready at (\S+)")
-
-# for random weights: the rules of the embedded model
-RANDOM_CARD: dict[str, Any] = {
-    "v": 1,
-    "kind": "video",
-    "revision": "random",
-    "license": "Apache-2.0",
-    "origin": "random weights of a test",
-    "size": {"default": "96x64", "multiple_of": 16, "min": [64, 64], "max": [256, 256], "max_pixels": 36864},
-    "frames": {"rule": "4k+1", "min": 1, "max": 57, "default": 33, "temporal": 4},
-    "fps": 16,
-    "fps_range": [1, 60],
-    "defaults": {"num_inference_steps": 12, "guidance_scale": 3.0, "seconds": 2, "flow_shift": 3.0},
-    "limits": {"max_prompt_chars": 2000, "max_steps": 200, "max_seconds": 60, "max_guidance_scale": 30},
-    "conditions": ["text", "first_frame"],
-}
 
 Found = TypeVar("Found")
 
@@ -164,17 +145,10 @@ def start(data_dir: Path, config: Path) -> Service:
 
 @pytest.fixture(scope="session")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write settings: quick leases, loopback webhooks; the embedded video model, or a random one until it is there."""
+    """Write settings: quick leases, loopback webhooks."""
     folder = tmp_path_factory.mktemp("config")
     lines = ["version = 1", 'gpus = "cpu"', "allow_private_urls = true"]
     lines += ["lease_s = 6.0", "beat_s = 1.5", "sweep_s = 1.0", "doorbell_s = 2.0"]
-    if not HAS_MODEL:
-        from video.tiny.model import random_checkpoint
-
-        model = random_checkpoint(folder / "tiny_wan")
-        (model / "card.json").write_text(json.dumps(RANDOM_CARD))
-        lines += ["[[models]]", 'name = "tiny-wan"', 'kind = "video"', f'path = "{model}"']
-        lines += ["[[models]]", 'name = "smollm2-135m-instruct"', 'kind = "text"']
     path = folder / "media-server.toml"
     path.write_text("\n".join(lines) + "\n")
     return path
