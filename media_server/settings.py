@@ -88,6 +88,8 @@ class Settings(BaseModel):
     database_url: str | None = None
     broker_url: str | None = None
     artifacts_url: str | None = None
+    # whether files are fetched from the object store itself, by addresses that it signs for a few minutes
+    redirect_downloads: bool = False
     engine_url: str | None = None
     engine_api_key: str | None = None
 

@@ -127,6 +127,28 @@ def test_a_signed_url_reads_without_us(artifacts: ArtifactStore) -> None:
     assert (answer.status_code, answer.content, answer.headers["content-type"]) == (200, b"a clip", "video/mp4")
 
 
+def test_files_are_fetched_from_the_store_where_the_settings_say_so(
+    settings: Settings, db: Database, artifacts: ArtifactStore
+) -> None:
+    publish(db, VIDEO_CARD, "scripted@test:1")
+    clip = os.urandom(3000)
+    picture = io.BytesIO()
+    Image.new("RGB", (160, 96), "red").save(picture, "PNG")
+    worker = ScriptedWorker(db, artifacts, clip, picture.getvalue())
+    application = create_app(settings.model_copy(update={"redirect_downloads": True}))
+    with TestClient(application, base_url="http://127.0.0.1:8000", follow_redirects=False) as http:
+        video = http.post("/v1/videos", data={"prompt": "a red ball"}).json()
+        worker.run_all()
+        path = f"/v1/videos/{video['id']}/content"
+        sent = http.get(path)
+        assert (sent.status_code, sent.headers["cache-control"], sent.content) == (302, "no-store", b"")
+        part = httpx.get(sent.headers["location"], headers={"range": "bytes=1000-1999"}, trust_env=False)
+        assert (part.status_code, part.content) == (206, clip[1000:2000])
+        # validators are answered here, from the database
+        etag = http.head(path).headers["etag"]
+        assert http.get(path, headers={"if-none-match": etag}).status_code == 304
+
+
 def test_a_clips_life_by_http(settings: Settings, db: Database, artifacts: ArtifactStore) -> None:
     """Its input, its files, a part of one, and none of them after it was deleted."""
     publish(db, VIDEO_CARD, "scripted@test:1")
