@@ -7,6 +7,8 @@ Thresholds are found by counting over the bits of fp32, without a sort. Draws ar
 sums in a fixed order, so a row's token depends on the row alone. Sums are fp32.
 """
 
+from dataclasses import dataclass
+
 import torch
 
 from kernels.dispatch import tl, triton, uses_triton
@@ -14,7 +16,14 @@ from kernels.philox import STREAM_SAMPLE, race_of_block
 from kernels.sampling_params import Sampled, SamplingContext, SamplingParams, validate
 from kernels.sampling_torch import sample_torch
 
-BLOCK_V = 4096
+
+@dataclass(frozen=True)
+class SampleConfig:
+    """Hold the tokens a step and the warps of each kernel; which are right is known by nobody before a sweep."""
+
+    block: int = 4096
+    adjust_warps: int = 8
+    choose_warps: int = 16
 
 
 def sample(
@@ -240,11 +249,13 @@ def sample_triton(
     *,
     num_logprobs: int | None,
     with_probabilities: bool,
-    block: int = BLOCK_V,
+    config: SampleConfig | None = None,
 ) -> Sampled:
     """Launch on validated arguments: one kernel adjusts every block of every row, one cuts off and draws each row."""
     batch, vocab = logits.shape
     device = logits.device
+    config = config or SampleConfig()
+    block = config.block
     num_blocks = triton.cdiv(vocab, block)
     scores = torch.empty(batch, vocab, dtype=torch.float32, device=device)
     block_max, block_sum = (torch.empty(batch, num_blocks, dtype=torch.float32, device=device) for _ in range(2))
@@ -267,14 +278,15 @@ def sample_triton(
             HAS_REPETITION=p.repetition_penalty is not None, HAS_PRESENCE=p.presence_penalty is not None,
             HAS_FREQUENCY=p.frequency_penalty is not None, HAS_PROMPT=c.prompt_counts is not None,
             HAS_OUTPUT=c.output_counts is not None, HAS_BIAS=c.bias is not None, HAS_ALLOWED=c.allowed is not None,
-            BLOCK=block, num_warps=8)
+            BLOCK=block, num_warps=config.adjust_warps)
         cuts = [scores if x is None else x for x in (p.top_k, p.top_p, p.min_p)]
         _choose_kernel[(batch,)](
             logits, scores, block_max, block_sum, block_bad, p.temperature, p.seeds, p.positions, *cuts,
             token_ids, is_valid, logprobs, top_ids, top_logprobs, probabilities, logits.stride(0), vocab, num_blocks,
             num_top, HAS_TOP_K=p.top_k is not None, HAS_TOP_P=p.top_p is not None, HAS_MIN_P=p.min_p is not None,
             HAS_LOGPROBS=num_logprobs is not None, HAS_PROBABILITIES=with_probabilities, BLOCK=block,
-            BLOCK_PARTIALS=triton.next_power_of_2(num_blocks), STREAM=STREAM_SAMPLE, num_warps=16, maxnreg=128)
+            BLOCK_PARTIALS=triton.next_power_of_2(num_blocks), STREAM=STREAM_SAMPLE, num_warps=config.choose_warps,
+            maxnreg=128)
     has_logprobs = num_logprobs is not None
     return Sampled(token_ids, is_valid.bool(), logprobs if has_logprobs else None, top_ids if has_logprobs else None,
                    top_logprobs if has_logprobs else None, probabilities if with_probabilities else None)

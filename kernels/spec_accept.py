@@ -6,6 +6,8 @@ A draft without probabilities (n-grams, greedy drafts) has q = 1 at its token. D
 row depends on itself alone, and a row without drafts draws what `sample` draws. fp32.
 """
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 
@@ -22,8 +24,15 @@ from kernels.philox import (
 )
 from kernels.sampling_params import MAX_VOCAB, check_tensor
 
-BLOCK_V = 4096
 MAX_DRAFTS = 64
+
+
+@dataclass(frozen=True)
+class SpecAcceptConfig:
+    """Hold the tokens a step and the warps of the kernel."""
+
+    block: int = 4096
+    num_warps: int = 8
 
 
 def spec_accept(
@@ -148,10 +157,11 @@ def spec_accept_triton(
     seeds: torch.Tensor,
     positions: torch.Tensor,
     *,
-    block: int = BLOCK_V,
+    config: SpecAcceptConfig | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch the kernel on validated tensors, one program a row."""
     batch, num_places = draft_tokens.shape
+    config = config or SpecAcceptConfig()
     tokens = torch.empty(batch, num_places + 1, dtype=torch.int64, device=target_probs.device)
     num_tokens = torch.empty(batch, dtype=torch.int32, device=target_probs.device)
     if batch:
@@ -159,8 +169,8 @@ def spec_accept_triton(
         _spec_accept_kernel[(batch,)](
             draft_tokens, num_drafts, target_probs, drafts, seeds, positions, tokens, num_tokens,
             draft_tokens.stride(0), *target_probs.stride()[:2], *drafts.stride()[:2], target_probs.shape[2], num_places,
-            HAS_DRAFT_PROBS=draft_probs is not None, BLOCK=block, ACCEPT=STREAM_ACCEPT, RESIDUAL=STREAM_RESIDUAL,
-            SAMPLE=STREAM_SAMPLE, num_warps=8)
+            HAS_DRAFT_PROBS=draft_probs is not None, BLOCK=config.block, ACCEPT=STREAM_ACCEPT, RESIDUAL=STREAM_RESIDUAL,
+            SAMPLE=STREAM_SAMPLE, num_warps=config.num_warps)
     return tokens, num_tokens
 
 

@@ -16,6 +16,9 @@ from kernels.quantization.nvfp4 import (
     nvfp4_linear_triton,
 )
 from kernels.quantization.nvfp4_w4a4 import W4A4Config, default_w4a4_config, nvfp4_w4a4_linear_triton
+from kernels.sampling import SampleConfig, sample_triton
+from kernels.sampling_params import SamplingContext, SamplingParams
+from kernels.spec_accept import SpecAcceptConfig, spec_accept_triton
 
 DENSE = (AttentionConfig(128, 128, 8, 2, True), AttentionConfig(128, 64, 8, 2, True),
          AttentionConfig(128, 64, 8, 3, True), AttentionConfig(64, 128, 4, 2, True),
@@ -28,6 +31,10 @@ GEMM = (GemmConfig(16, 32, 256, 4, 4), GemmConfig(16, 128, 128, 4, 3), GemmConfi
         GemmConfig(128, 256, 64, 8, 3), GemmConfig(128, 128, 64, 8, 4))
 W4A4 = (W4A4Config(128, 128, 256, 8, 2, True), W4A4Config(128, 256, 256, 8, 3, False),
         W4A4Config(128, 128, 256, 8, 4, False))
+SAMPLE = tuple(SampleConfig(block, adjust, choose) for block, adjust, choose in
+               ((4096, 8, 16), (4096, 4, 16), (8192, 8, 16), (2048, 4, 8), (4096, 8, 8)))
+SPEC_ACCEPT = (SpecAcceptConfig(4096, 8), SpecAcceptConfig(8192, 16), SpecAcceptConfig(2048, 4),
+               SpecAcceptConfig(4096, 16))
 NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
@@ -98,6 +105,31 @@ def w4a4_config(
         "nvfp4_w4a4", {"m": m, "n": n, "k": k}, W4A4,
         lambda c: nvfp4_w4a4_linear_triton(x, weight, input_scale, swizzled=swizzled, config=c),
         default_w4a4_config(m, swizzled is not None, capability(x.device)), dtype=NAMES[x.dtype])
+
+
+def sample_config(
+    tuner: Tuner, logits: torch.Tensor, params: SamplingParams, context: SamplingContext, *, num_logprobs: int | None,
+    with_probabilities: bool,
+) -> Choice:
+    """Choose a SampleConfig for arguments as `sample` takes them (validated); what is cut or asked for is no bucket."""
+    return tuner.choose(
+        "sample", {"batch": logits.shape[0], "vocab": logits.shape[1]}, SAMPLE,
+        lambda c: sample_triton(logits, params, context, num_logprobs=num_logprobs,
+                                with_probabilities=with_probabilities, config=c),
+        SampleConfig(), dtype=NAMES[logits.dtype])
+
+
+def spec_accept_config(
+    tuner: Tuner, draft_tokens: torch.Tensor, num_drafts: torch.Tensor, target_probs: torch.Tensor,
+    draft_probs: torch.Tensor | None, seeds: torch.Tensor, positions: torch.Tensor,
+) -> Choice:
+    """Choose a SpecAcceptConfig for arguments as `spec_accept` takes them (validated)."""
+    batch, places, vocab = target_probs.shape
+    return tuner.choose(
+        "spec_accept", {"batch": batch, "places": places, "vocab": vocab, "drawn": int(draft_probs is not None)},
+        SPEC_ACCEPT,
+        lambda c: spec_accept_triton(draft_tokens, num_drafts, target_probs, draft_probs, seeds, positions, config=c),
+        SpecAcceptConfig(), dtype="fp32")
 
 
 def nvfp4_pays(tuner: Tuner, x: torch.Tensor, dense: torch.Tensor, weight: NVFP4Tensor) -> Choice:

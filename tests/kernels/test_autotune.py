@@ -17,7 +17,10 @@ from kernels.block_sparse_attention import BlockSparseConfig
 from kernels.paged_attention import PagedConfig, default_paged_config
 from kernels.quantization.nvfp4 import GemmConfig, GemvConfig, default_gemm_config, quantize_nvfp4
 from kernels.quantization.nvfp4_w4a4 import W4A4Config, default_w4a4_config
+from kernels.sampling import SampleConfig
+from kernels.sampling_params import SamplingContext, SamplingParams
 from kernels.shipped_configs import SHIPPED, UNTUNED, Shipped, card_family, shipped_config
+from kernels.spec_accept import SpecAcceptConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,7 +238,7 @@ def test_ops_are_swept_by_their_own_launches(monkeypatch: pytest.MonkeyPatch) ->
         return times.get(config, 2.0)
 
     for name in ("attention_triton", "block_sparse_attention_triton", "paged_attention_triton",
-                 "nvfp4_linear_triton", "nvfp4_w4a4_linear_triton"):
+                 "nvfp4_linear_triton", "nvfp4_w4a4_linear_triton", "sample_triton", "spec_accept_triton"):
         monkeypatch.setattr(sweeps, name, record)
     tuner = Tuner(dataclasses.replace(CARD, arch=90), Clock(), None, mode=Mode.SWEEP)
     q, lists = torch.empty(1, 2, 100, 64, dtype=torch.bfloat16), torch.zeros(1, 2, 2, 1, dtype=torch.int32)
@@ -258,6 +261,16 @@ def test_ops_are_swept_by_their_own_launches(monkeypatch: pytest.MonkeyPatch) ->
     launched.clear()
     sweeps.w4a4_config(tuner, torch.empty(4, 32, dtype=torch.bfloat16), weight, torch.ones(()))
     assert set(sweeps.W4A4) <= set(launched)
+    launched.clear()
+    ones = torch.ones(2)
+    params = SamplingParams(ones, ones.long(), ones.long())
+    sweeps.sample_config(tuner, torch.empty(2, 50, dtype=torch.bfloat16), params, SamplingContext(), num_logprobs=None,
+                         with_probabilities=False)
+    assert launched[0] == SampleConfig() and set(launched) == set(sweeps.SAMPLE)
+    launched.clear()
+    drafts = torch.zeros(2, 3, dtype=torch.int64)
+    sweeps.spec_accept_config(tuner, drafts, ones.int(), torch.empty(2, 4, 50), None, ones.long(), ones.long())
+    assert launched[0] == SpecAcceptConfig() and set(launched) == set(sweeps.SPEC_ACCEPT)
 
 
 def test_options_are_timed_against_what_they_replace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kernels.dispatch import triton
 from kernels.philox import philox, philox_words, race_all, race_of_block
-from kernels.sampling import sample_triton
+from kernels.sampling import SampleConfig, sample_triton
 from kernels.sampling_params import Sampled, SamplingContext, SamplingParams
 from kernels.sampling_torch import sample_reference
 
@@ -89,10 +89,10 @@ def test_penalties_bias_and_mask() -> None:
 def test_blocks_join() -> None:
     logits = torch.randn(1, 1000) * 2
     p = params(1, seeds=5, temperature=1.7)
-    got = compare(logits, p, block=128)
+    got = compare(logits, p, config=SampleConfig(128))
     want = sample_triton(logits, p, SamplingContext(), num_logprobs=3, with_probabilities=True)
     assert torch.equal(got.token_ids, want.token_ids)
-    compare(logits, params(1, top_k=30), block=512)
+    compare(logits, params(1, top_k=30), config=SampleConfig(512))
 
 
 def test_rows_that_cannot_be_drawn() -> None:

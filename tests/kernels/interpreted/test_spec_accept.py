@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.spec_accept import spec_accept_reference, spec_accept_triton
+from kernels.spec_accept import SpecAcceptConfig, spec_accept_reference, spec_accept_triton
 
 
 def inputs(batch: int, places: int, vocab: int, likeness: float) -> tuple[torch.Tensor, ...]:
@@ -23,7 +23,7 @@ def test_matches_the_reference(vocab: int, block: int, has_draft_probs: bool) ->
     for likeness in (0.5, 4.0):
         tokens, counts, target, draft, seeds, positions = inputs(6, 4, vocab, likeness)
         drafts = draft if has_draft_probs else None
-        got = spec_accept_triton(tokens, counts, target, drafts, seeds, positions, block=block)
+        got = spec_accept_triton(tokens, counts, target, drafts, seeds, positions, config=SpecAcceptConfig(block))
         want = spec_accept_reference(tokens, counts, target, drafts, seeds, positions)
         assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
         accepted.append(int(got[1].sum()))
