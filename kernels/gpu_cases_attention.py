@@ -33,6 +33,7 @@ def _sdpa(backend: SDPBackend, causal: bool) -> Callable[[Inputs], torch.Tensor]
 def dense_case(
     name: str, batch: int, heads: int, kv_heads: int, n: int, head_dim: int, causal: bool, configs: tuple[Any, ...]
 ) -> Case:
+    """Check sampled rows of each head, full or causal, against fp64; the peers are the backends of torch's SDPA."""
     def make(device: torch.device, filled: bool) -> Inputs:
         q = randn(batch, heads, n, head_dim, device=device, filled=filled)
         k, v = (randn(batch, kv_heads, n, head_dim, device=device, filled=filled) for _ in range(2))
@@ -162,6 +163,7 @@ def choice_case(name: str, heads: int, blocks: int, chosen: int) -> Case:
 
 
 def select_case(name: str, heads: int, n: int, block: int) -> Case:
+    """Check mean-pooled scores and the choice among them together, from queries and keys."""
     def make(device: torch.device, filled: bool) -> Inputs:
         return {name: randn(1, heads, n, 128, device=device, filled=filled) for name in ("q", "k")}
 

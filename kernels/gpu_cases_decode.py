@@ -14,6 +14,7 @@ REFERENCED = 2
 
 
 def decode_case(name: str, batch: int, context: int, page: int, configs: tuple[Any, ...]) -> Case:
+    """Check one new token a sequence over its paged keys and values, every sequence and head."""
     heads, kv_heads, head_dim = 32, 8, 128
     pages = context // page
 

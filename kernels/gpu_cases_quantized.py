@@ -31,6 +31,7 @@ def _nvfp4_inputs(m: int, n: int, k: int, copies: int, device: torch.device, fil
 
 
 def nvfp4_case(name: str, m: int, n: int, k: int, copies: int, configs: tuple[Any, ...]) -> Case:
+    """Check the product with NVFP4 weights; `copies` of them are timed in turn, so that none lies in the cache."""
     def launch(x: Inputs, c: Any) -> torch.Tensor:
         kind = "gemv" if isinstance(c, GemvConfig) else "gemm"
         return nvfp4_linear_triton(x["x"], x["weights"][0], **{kind: c})

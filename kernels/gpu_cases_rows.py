@@ -26,6 +26,7 @@ SAMPLED_ROWS = 512
 
 
 def rotary_3d_case(name: str, grid: tuple[int, int, int], heads: int, head_dim: int) -> Case:
+    """Check Wan's rotation over a grid of frames, rows and columns in its first and last frame."""
     n = math.prod(grid)
     _, height, width = grid
     # whole frames are compared, at both ends
@@ -58,6 +59,7 @@ def rotary_3d_case(name: str, grid: tuple[int, int, int], heads: int, head_dim: 
 
 
 def rotary_case(name: str, n: int, heads: int, head_dim: int) -> Case:
+    """Check the rotation of halves by gathered positions."""
     def make(device: torch.device, filled: bool) -> Inputs:
         angles = torch.rand(8192, head_dim // 2, device=device) * 6
         positions = torch.randint(0, 8192, (1, n), device=device)
@@ -77,6 +79,7 @@ def rotary_case(name: str, n: int, heads: int, head_dim: int) -> Case:
 
 
 def kv_store_case(name: str, n: int, kv_heads: int, head_dim: int, fp8: bool) -> Case:
+    """Check what lies in the cache after scattered writes, in bf16 or with FP8 scales."""
     page = 64
     pages = -(-n // page) * 2
 
@@ -117,6 +120,7 @@ def kv_store_case(name: str, n: int, kv_heads: int, head_dim: int, fp8: bool) ->
 
 
 def layer_norm_case(name: str, n: int, width: int) -> Case:
+    """Check the gated residual, norm, scale and shift of Wan's block in one pass."""
     def make(device: torch.device, filled: bool) -> Inputs:
         x, branch = (randn(1, n, width, device=device, filled=filled) for _ in range(2))
         gate, scale, shift = torch.randn(1, 3, 1, width, device=device).unbind(1)
@@ -136,6 +140,7 @@ def layer_norm_case(name: str, n: int, width: int) -> Case:
 
 
 def silu_mul_case(name: str, n: int, width: int) -> Case:
+    """Check the gated activation on halves of one tensor."""
     return Case(
         name, f"{n} x {width}", lambda device, filled: {"x": randn(n, 2 * width, device=device, filled=filled)},
         lambda x, c: silu_mul_triton(*x["x"].chunk(2, -1)), (None,),
@@ -145,6 +150,7 @@ def silu_mul_case(name: str, n: int, width: int) -> Case:
 
 
 def gelu_case(name: str, n: int, width: int) -> Case:
+    """Check the tanh approximation, which Wan's feed-forward takes."""
     return Case(
         name, f"{n} x {width} tanh", lambda device, filled: {"x": randn(n, width, device=device, filled=filled)},
         lambda x, c: gelu_triton(x["x"], "tanh"), (None,),
@@ -154,6 +160,7 @@ def gelu_case(name: str, n: int, width: int) -> Case:
 
 
 def head_norm_case(name: str, n: int, heads: int, head_dim: int, joint: bool) -> Case:
+    """Check the norm over a head, or over all heads together, of queries inside a joined projection."""
     shape = (heads, head_dim) if joint else (head_dim,)
 
     def make(device: torch.device, filled: bool) -> Inputs:
@@ -169,6 +176,7 @@ def head_norm_case(name: str, n: int, heads: int, head_dim: int, joint: bool) ->
 
 
 def tile_case(name: str, grid: tuple[int, int, int], tile: tuple[int, int, int], heads: int, head_dim: int) -> Case:
+    """Check the order of 3-D tiles to the last bit."""
     return Case(
         name, f"{grid} by {tile} H{heads} D{head_dim}",
         lambda device, filled: {"x": randn(1, heads, math.prod(grid), head_dim, device=device, filled=filled)},
@@ -179,6 +187,7 @@ def tile_case(name: str, grid: tuple[int, int, int], tile: tuple[int, int, int],
 
 
 def norm_case(name: str, rows: int, width: int) -> Case:
+    """Check RMS norm without a residual."""
     def make(device: torch.device, filled: bool) -> Inputs:
         return {"x": randn(rows, width, device=device, filled=filled),
                 "weight": randn(width, device=device, filled=filled)}

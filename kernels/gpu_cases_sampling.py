@@ -12,6 +12,7 @@ from kernels.spec_accept import spec_accept_reference, spec_accept_triton
 
 
 def sampling_case(name: str, batch: int, vocab: int, top_k: int | None, top_p: float | None) -> Case:
+    """Check distribution, token and logprob of two rows against the reference; torch's peer draws by its own steps."""
     def make(device: torch.device, filled: bool) -> Inputs:
         rows = torch.arange(batch, device=device)
         params = SamplingParams(
@@ -62,6 +63,7 @@ def _sampled(probabilities: torch.Tensor, tokens: torch.Tensor, logprobs: torch.
 
 
 def spec_accept_case(name: str, batch: int, places: int, vocab: int) -> Case:
+    """Check accepted drafts and the token behind them against the reference, to the last id."""
     def make(device: torch.device, filled: bool) -> Inputs:
         if not filled:
             target = torch.empty(batch, places + 1, vocab, device=device)

@@ -20,6 +20,7 @@ def paged_kernel(
     HAS_TREE: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SCALES: tl.constexpr,
     SHARED: tl.constexpr,
 ):
+    """Attend a tile of one sequence's queries to one span of its keys; PACKED for several tokens a sequence."""
     tile = tl.program_id(0)
     kv_head = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
@@ -169,6 +170,7 @@ def join_kernel(
     spans, spans_lse, out, stride_sn, stride_sh, stride_ss, stride_ln, stride_lh, stride_on, stride_oh, num_splits,
     DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_S: tl.constexpr,
 ):
+    """Join the spans of one row and head by their log-sum-exps, in a fixed order."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
     offs_d = tl.arange(0, BLOCK_DV)

@@ -28,6 +28,7 @@ class FP8Tensor:
 
     @property
     def shape(self) -> tuple[int, int]:
+        """Give the shape of the weight that it stands for, `[N, K]`."""
         return self.codes.shape[0], self.codes.shape[1]
 
 

@@ -29,6 +29,7 @@ class NVFP4Tensor:
 
     @property
     def shape(self) -> tuple[int, int]:
+        """Give the shape of the weight that it stands for, `[N, K]`."""
         return self.codes.shape[0], self.codes.shape[1] * 2
 
 

@@ -61,6 +61,7 @@ class _Histogram:
         self.total = 0
 
     def add(self, magnitudes: torch.Tensor) -> None:
+        """Count magnitudes, any shape; the histogram doubles its range where they do not fit."""
         largest = float(magnitudes.amax()) if magnitudes.numel() else 0.0
         self.total += magnitudes.numel()
         self.largest = max(self.largest, largest)
@@ -78,6 +79,7 @@ class _Histogram:
 
     @property
     def width(self) -> float:
+        """Give the width of a bin."""
         return self.limit / self.num_bins
 
 

@@ -43,18 +43,22 @@ class Bucket:
 
     @property
     def latent_frames(self) -> int:
+        """Give the latent frames of a clip."""
         return (self.num_frames - 1) // TEMPORAL_FACTOR + 1
 
     @property
     def tokens_a_frame(self) -> int:
+        """Give the tokens of a latent frame."""
         return self.height * self.width // (SPATIAL_FACTOR * PATCH) ** 2
 
     @property
     def tokens(self) -> int:
+        """Give the tokens of a clip."""
         return self.latent_frames * self.tokens_a_frame
 
     @property
     def name(self) -> str:
+        """Give its size as `HEIGHTxWIDTHxFRAMES`."""
         return f"{self.height}x{self.width}x{self.num_frames}"
 
 
