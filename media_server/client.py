@@ -13,13 +13,17 @@ from typing import Any, Self
 
 import httpx
 
-from media_server.commands.failure import Refused, Unreachable
+from media_server.commands.failure import BrokenOff, Refused, Unreachable
+from media_server.jobs.states import TERMINAL
 from media_server.settings import Settings
 
 REQUEST_TIMEOUT_S = 60.0
 # heartbeats come every 15 s
 STREAM_TIMEOUT_S = 60.0
 RECONNECT_S = 60.0
+AGAIN_S = 1.0
+# what a proxy says of a service that restarts, and the service itself before it is ready
+_AWAY = (502, 503, 504)
 
 
 @dataclass(frozen=True)
@@ -70,42 +74,61 @@ class Client:
         """GET a file into `target`; `report` hears each number of bytes that came."""
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(target.name + ".part")
+        absence = _Absence(self.url)
         try:
-            with self._http.stream("GET", path) as response:
-                _check(response)
-                with part.open("wb") as file:
-                    for chunk in response.iter_bytes():
-                        file.write(chunk)
-                        report(len(chunk))
-        except httpx.TransportError as error:
-            raise Unreachable(self.url) from error
-        part.replace(target)
+            with part.open("wb") as file:
+                etag: str | None = None
+                while True:
+                    try:
+                        headers = {"range": f"bytes={file.tell()}-", "if-range": etag} if etag and file.tell() else {}
+                        with self._http.stream("GET", path, headers=headers, follow_redirects=True) as response:
+                            _check(response)
+                            etag = response.headers.get("etag")
+                            if response.status_code != 206:
+                                file.seek(0)
+                                file.truncate()
+                            for chunk in response.iter_bytes():
+                                absence.is_over()
+                                file.write(chunk)
+                                report(len(chunk))
+                        break
+                    except (httpx.TransportError, Refused) as error:
+                        absence.bear(error)
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
 
     def job_events(self, job_id: str) -> Iterator[dict[str, Any]]:
         """Yield a job's events, of a film with its children's, until its last one.
 
+        A stream that ends before it, since the service restarts or a proxy has had enough, is taken up again.
         Raises Unreachable if the service has been gone for RECONNECT_S.
         """
         last_id = ""
-        gone_since: float | None = None
+        absence = _Absence(self.url)
         while True:
             try:
                 headers = {"last-event-id": last_id} if last_id else {}
                 for event in self._stream("GET", f"/v1/jobs/{job_id}/events", headers=headers):
-                    gone_since = None
+                    absence.is_over()
                     last_id = event.id or last_id
                     if event.data:
-                        yield json.loads(event.data)
-                return
-            except (Unreachable, httpx.TransportError) as error:
-                now = time.monotonic()
-                gone_since = gone_since or now
-                if now - gone_since > RECONNECT_S:
-                    raise Unreachable(self.url) from error
-                time.sleep(1.0)
+                        said = json.loads(event.data)
+                        yield said
+                        if said["job_id"] == job_id and said["type"].rpartition(".")[2] in TERMINAL:
+                            return
+                if self.get(f"/v1/jobs/{job_id}")["status"] in TERMINAL:
+                    return
+                absence.is_over()
+                time.sleep(AGAIN_S)
+            except (Unreachable, Refused) as error:
+                absence.bear(error)
 
     def chat(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the chunks of a streamed chat completion."""
+        """Yield the chunks of a streamed chat completion.
+
+        Raises BrokenOff if the stream ends before its last one.
+        """
         for event in self._stream("POST", "/v1/chat/completions", json={**body, "stream": True}):
             if event.data == "[DONE]":
                 return
@@ -113,6 +136,7 @@ class Client:
             if isinstance(chunk.get("error"), dict):
                 raise Refused(200, str(chunk["error"].get("message")), chunk["error"].get("code"))
             yield chunk
+        raise BrokenOff(self.url)
 
     def _request(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
         answer = self._answer(method, path, **arguments).json()
@@ -133,8 +157,32 @@ class Client:
             with self._http.stream(method, path, timeout=timeout, **arguments) as response:
                 _check(response)
                 yield from read_events(response.iter_lines())
-        except httpx.ConnectError as error:
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise Unreachable(self.url) from error
+        except httpx.TransportError as error:
+            raise BrokenOff(self.url) from error
+
+
+class _Absence:
+    """How long the service has been away; a restart is waited for."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.since: float | None = None
+
+    def is_over(self) -> None:
+        """Note that it answers."""
+        self.since = None
+
+    def bear(self, error: Exception) -> None:
+        """Wait a little before the next try; raises what the service refuses, and Unreachable after RECONNECT_S."""
+        if isinstance(error, Refused) and error.status not in _AWAY:
+            raise error
+        now = time.monotonic()
+        self.since = self.since or now
+        if now - self.since > RECONNECT_S:
+            raise Unreachable(self.url) from error
+        time.sleep(AGAIN_S)
 
 
 def client_of(settings: Settings) -> Client:

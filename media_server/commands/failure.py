@@ -25,6 +25,13 @@ class Unreachable(CommandFailed):
         super().__init__(f"no service answers at {url}; start one with `media-server up`")
 
 
+class BrokenOff(Unreachable):
+    """The service went away in the middle of an answer."""
+
+    def __init__(self, url: str) -> None:
+        CommandFailed.__init__(self, f"the service at {url} went away in the middle of its answer")
+
+
 class Refused(CommandFailed):
     """The service answered with an error."""
 

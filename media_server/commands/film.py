@@ -60,7 +60,7 @@ def make(
         "model": model,
     }
     with _client(url, is_served, data, console) as client:
-        film = _follow(client, client.post("/v1/films", request), console)
+        film = _follow(client, client.post("/v1/films", request), console, is_served=is_served)
         paths = {name: out / file for name, file in FILES.items()}
         for name, path in paths.items():
             client.download(f"/v1/films/{film['id']}/content?variant={name}", path)
@@ -85,8 +85,8 @@ def _client(url: str | None, is_served: bool, data: str | None, console: Console
         yield client
 
 
-def _follow(client: Client, film: dict[str, Any], console: Console) -> dict[str, Any]:
-    """Show a film's progress to its end; returns the film.
+def _follow(client: Client, film: dict[str, Any], console: Console, *, is_served: bool) -> dict[str, Any]:
+    """Show a film's progress to its end; returns the film. A service of our own keeps none that nobody waits for.
 
     Raises CommandFailed if it did not become a film.
     """
@@ -94,8 +94,14 @@ def _follow(client: Client, film: dict[str, Any], console: Console) -> dict[str,
     console.print(f"{film_id} is queued", highlight=False)
     try:
         JobBars(console, _FilmBars(client, film_id)).show(client.job_events(film_id))
-    except KeyboardInterrupt:
-        click.echo(f"{film_id} goes on without us; `media-server cancel {film_id}` ends it", err=True)
+    except (KeyboardInterrupt, SystemExit):
+        if is_served:
+            # the next service on this data folder would go on with it
+            with contextlib.suppress(CommandFailed):
+                client.post(f"/v1/jobs/{film_id}/cancel")
+                click.echo(f"{film_id} is asked to stop", err=True)
+        else:
+            click.echo(f"{film_id} goes on without us; `media-server cancel {film_id}` ends it", err=True)
         raise
     film = client.get(f"/v1/films/{film_id}")
     if film["status"] != "completed":

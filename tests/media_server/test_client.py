@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from media_server.client import Client, ServerEvent, read_events
-from media_server.commands.failure import Refused, Unreachable
+from media_server.commands.failure import BrokenOff, Refused, Unreachable
 
 
 def client_of(answer: Callable[[httpx.Request], httpx.Response]) -> Client:
@@ -53,17 +53,61 @@ def test_a_stream_that_breaks_is_taken_up_after_its_last_event(monkeypatch: pyte
         asked.append(request.headers.get("last-event-id"))
         match len(asked):
             case 1:
-                return httpx.Response(
-                    200, content=broken(b'id: 1\ndata: {"n": 1}\n\nid: 2\ndata: {"n": 2}\n\nid: 3\nda')
-                )
+                return httpx.Response(200, content=broken(said(1) + said(2) + b"id: 3\nda"))
             case 2:
                 raise httpx.ConnectError("restarting")
+            case 3:
+                return httpx.Response(502, text="<html>bad gateway</html>")
             case _:
-                return httpx.Response(200, content=b'id: 3\ndata: {"n": 3}\n\n')
+                return httpx.Response(200, content=said(3, "film.completed"))
 
     with client_of(answer) as client:
-        assert [event["n"] for event in client.job_events("film_1")] == [1, 2, 3]
-    assert asked == [None, "2", "2"]
+        assert [event["seq"] for event in client.job_events("film_1")] == [1, 2, 3]
+    assert asked == [None, "2", "2", "2"]
+
+
+def said(seq: int, type: str = "job.progress", job_id: str = "film_1") -> bytes:
+    return f"id: {seq}\ndata: {json.dumps({'seq': seq, 'type': type, 'job_id': job_id})}\n\n".encode()
+
+
+def test_a_stream_that_ends_in_good_order_before_its_job_is_taken_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("media_server.client.time.sleep", lambda _: None)
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path.rpartition("/")[2])
+        match len(asked):
+            # the API drains: its streams end, and it may still say how the job is, or not
+            case 1:
+                return httpx.Response(200, content=said(1))
+            case 2:
+                return httpx.Response(200, json={"status": "in_progress"})
+            # the end of a child is not the film's
+            case 3:
+                return httpx.Response(200, content=said(2, "video.completed", "video_1"))
+            case 4:
+                return httpx.Response(503, json={"error": {"message": "draining", "code": "unavailable"}})
+            # nothing is left to say of a job that has ended since
+            case 5:
+                return httpx.Response(200, content=b"retry: 2000\n\n")
+            case _:
+                return httpx.Response(200, json={"status": "completed"})
+
+    with client_of(answer) as client:
+        assert [event["seq"] for event in client.job_events("film_1")] == [1, 2]
+    assert asked == ["events", "film_1", "events", "film_1", "events", "film_1"]
+
+
+def test_a_stream_that_is_refused_is_not_asked_for_again() -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path)
+        return httpx.Response(401, json={"error": {"message": "the key is revoked", "code": "invalid_api_key"}})
+
+    with client_of(answer) as client, pytest.raises(Refused, match="revoked"):
+        list(client.job_events("film_1"))
+    assert len(asked) == 1
 
 
 def broken(content: bytes) -> Iterator[bytes]:
@@ -127,10 +171,42 @@ def test_fields_left_open_are_not_sent_and_the_key_is(tmp_path: Path) -> None:
     assert str(seen[2].url) == "http://service/v1/jobs?limit=5"
 
 
-def test_a_download_that_breaks_leaves_no_half_file(tmp_path: Path) -> None:
-    with client_of(lambda _: httpx.Response(200, content=broken(b"half"))) as client, pytest.raises(Unreachable):
+def test_a_download_that_breaks_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("media_server.client.time.sleep", lambda _: None)
+    asked: list[tuple[str | None, str | None]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append((request.headers.get("range"), request.headers.get("if-range")))
+        match len(asked):
+            case 1:
+                return httpx.Response(200, content=broken(b"half"), headers={"etag": '"a"'})
+            case 2:
+                return httpx.Response(206, content=broken(b" and"), headers={"etag": '"a"'})
+            case 3:
+                # another file by now: all of it
+                return httpx.Response(200, content=broken(b"an"), headers={"etag": '"b"'})
+            case _:
+                return httpx.Response(206, content=b"other", headers={"etag": '"b"'})
+
+    with client_of(answer) as client:
         client.download("/v1/videos/v/content", tmp_path / "film.mp4")
-    assert not (tmp_path / "film.mp4").exists()
+    assert (tmp_path / "film.mp4").read_bytes() == b"another"
+    assert asked == [(None, None), ("bytes=4-", '"a"'), ("bytes=8-", '"a"'), ("bytes=2-", '"b"')]
+    assert [path.name for path in tmp_path.iterdir()] == ["film.mp4"]
+
+
+def test_a_download_that_breaks_for_good_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("media_server.client.RECONNECT_S", 0.0)
+    monkeypatch.setattr("media_server.client.AGAIN_S", 0.001)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if "range" in request.headers:
+            raise httpx.ConnectError("gone")
+        return httpx.Response(200, content=broken(b"half"), headers={"etag": '"a"'})
+
+    with client_of(answer) as client, pytest.raises(Unreachable):
+        client.download("/v1/videos/v/content", tmp_path / "film.mp4")
+    assert list(tmp_path.iterdir()) == []
     heard: list[int] = []
     with client_of(lambda _: httpx.Response(200, content=b"whole")) as client:
         client.download("/v1/videos/v/content", tmp_path / "new" / "film.mp4", heard.append)
@@ -147,3 +223,18 @@ def test_chat_ends_at_done_and_raises_what_the_stream_says() -> None:
         pytest.raises(Refused, match="the engine is gone"),
     ):
         list(client.chat({"messages": []}))
+
+
+@pytest.mark.parametrize("how", ["in good order", "by force", "in silence"])
+def test_a_chat_that_breaks_off_is_said_in_one_line(how: str) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'
+        if how == "by force":
+            raise httpx.RemoteProtocolError("peer closed connection")
+        if how == "in silence":
+            raise httpx.ReadTimeout("no heartbeat")
+
+    with client_of(lambda _: httpx.Response(200, content=pieces())) as client, pytest.raises(BrokenOff) as broken_off:
+        list(client.chat({"messages": []}))
+    assert broken_off.value.message == "the service at http://service went away in the middle of its answer"
+    assert broken_off.value.exit_code == 3
