@@ -96,6 +96,16 @@ class Conflict(MediaServerError):
         return {"x-should-retry": "false"}
 
 
+class BodyTooSlow(MediaServerError):
+    """The body did not come within its time."""
+
+    status, type, code, title = 408, "invalid_request_error", "request_timeout", "Request timeout"
+
+    def headers(self) -> dict[str, str]:
+        """Close the connection: what is left of the body is not waited for."""
+        return {"connection": "close"}
+
+
 class TooLarge(MediaServerError):
     """The body or an upload passes the limit."""
 
@@ -148,6 +158,19 @@ class ServiceStopping(NotReady):
     def headers(self) -> dict[str, str]:
         """Give Retry-After: by then it is up again, if it is to be."""
         return {"retry-after": "5"}
+
+
+class TooManyUploads(MediaServerError):
+    """As many uploads as may come at once are under way."""
+
+    status, type, code, title = 503, "server_error", "too_many_uploads", "Service unavailable"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} uploads are under way; try again in a moment.", rule=f"at most {limit} at once")
+
+    def headers(self) -> dict[str, str]:
+        """Give Retry-After, and close the connection rather than read the body that comes."""
+        return {"retry-after": "5", "connection": "close"}
 
 
 class InsufficientStorage(MediaServerError):

@@ -154,7 +154,12 @@ def _put(node: Any, keys: list[str], value: str | UploadFile, name: str) -> None
     if not rest:
         if key in node and isinstance(node[key], dict):
             raise _bad_name(name, "one field is either a value or an object")
-        node[key] = value if key not in node else [*_as_list(node[key]), value]
+        if key not in node:
+            node[key] = value
+        elif isinstance(node[key], list):
+            node[key].append(value)
+        else:
+            node[key] = [node[key], value]
         return
     _put(node.setdefault(key, [] if rest[0] == "" else {}), rest, value, name)
 
@@ -169,10 +174,6 @@ def _lists(node: Any) -> Any:
     if values and set(values) == {str(index) for index in range(len(values))}:
         return [values[str(index)] for index in range(len(values))]
     return values
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def _depth(value: Any) -> int:

@@ -43,10 +43,11 @@ _REASONS = {
     403: "The key does not reach this far, or a page of another origin asks.",
     404: "Nothing of that name exists for this caller.",
     405: "The path does not take this method.",
+    408: "The body came too slowly.",
     409: "The state of the thing named does not allow this.",
     412: "If-Match names another version.",
     413: "The body passes the size limit.",
-    415: "The content type or the format of a file is not one that is taken.",
+    415: "The content type, its encoding or the format of a file is not one that is taken.",
     416: "The range lies past the end of the file.",
     422: "Well formed, and still not possible to do.",
     429: "The caller has used its share.",
@@ -177,7 +178,7 @@ def _declare_errors(operation: dict[str, Any], *, is_open: bool) -> None:
     responses = operation["responses"]
     if "HTTPValidationError" in str(responses.get("422", "")):
         del responses["422"]
-    statuses = {*_EVERYWHERE, *((413, 415) if "requestBody" in operation else ())}
+    statuses = {*_EVERYWHERE, *((408, 413, 415) if "requestBody" in operation else ())}
     if not is_open:
         statuses.add(401)
         # without any key made, the service takes requests without one
