@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import torch
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
 
 from llm.chunk import Chunk
@@ -95,9 +95,10 @@ class Engine:
         """Sequences that wait for blocks."""
         return len(self.scheduler.waiting)
 
-    def add_request(self, request: Request) -> None:
+    def add_request(self, request: Request, matcher: LLMatcher | None = None) -> None:
         """Queue a request; its n answers are sequences of their own.
 
+        matcher: its grammar, if `grammars` has compiled it already (in another thread, say); None: it is compiled here.
         Raises RequestRefused, naming field, rule and value, if a parameter is out of range, the id is in use, the
         prompt does not fit the context or the pool, or the grammar is malformed or not supported.
         """
@@ -106,7 +107,8 @@ class Engine:
         if request.id in self._sequences:
             raise RequestRefused(f"id: {request.id} is already running", param="id")
         max_tokens = self._max_tokens(request)
-        matcher = None if request.grammar is None else self.grammars.compile(request.grammar)
+        if matcher is None and request.grammar is not None:
+            matcher = self.grammars.compile(request.grammar)
         sequences = []
         for index in range(sampling.n):
             sequence = Sequence(

@@ -5,6 +5,7 @@ punctuation is forced, so that it costs no draw. Schemas with parts that are not
 """
 
 import json
+import threading
 from collections import OrderedDict
 
 from llguidance import LLMatcher, LLTokenizer
@@ -16,11 +17,12 @@ _MAX_CACHED = 32
 
 
 class GrammarCompiler:
-    """Compiles grammars for one tokenizer; the latest are kept, since requests repeat them."""
+    """Compiles grammars for one tokenizer, in any thread; the latest are kept, refusals too: requests repeat them."""
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
         self.tokenizer = tokenizer
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[Grammar, LLMatcher | RequestRefused] = OrderedDict()
+        self._lock = threading.Lock()
 
     def compile(self, grammar: Grammar) -> LLMatcher:
         """Make a matcher at the beginning of the text.
@@ -28,12 +30,37 @@ class GrammarCompiler:
         Raises RequestRefused with llguidance's reason if the grammar is malformed, not supported, or past llguidance's
         limits where the text begins; further on it may be past them yet.
         """
-        if grammar not in self._compiled:
-            self._compiled[grammar] = self._compile(grammar)
-            if len(self._compiled) > _MAX_CACHED:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(grammar)
-        return self._compiled[grammar].deep_copy()
+        with self._lock:
+            found = self._compiled.get(grammar)
+            if found is not None:
+                self._compiled.move_to_end(grammar)
+        if found is None:
+            try:
+                found = self._compile_safely(grammar)
+            except RequestRefused as refused:
+                found = refused
+            with self._lock:
+                self._compiled[grammar] = found
+                self._compiled.move_to_end(grammar)
+                if len(self._compiled) > _MAX_CACHED:
+                    self._compiled.popitem(last=False)
+        if isinstance(found, RequestRefused):
+            # another request's refusal, whose trace is its own
+            raise RequestRefused(found.message, param=found.param, code=found.code)
+        return found.deep_copy()
+
+    def _compile_safely(self, grammar: Grammar) -> LLMatcher:
+        try:
+            return self._compile(grammar)
+        except (RequestRefused, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            # a panic of llguidance is no Exception
+            raise RequestRefused(
+                f"{grammar.param}: the {grammar.type} is too complex: llguidance gives up on it",
+                param=grammar.param,
+                code="grammar_too_complex",
+            ) from error
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         try:

@@ -28,6 +28,7 @@ BODY_S = 30.0
 BODY_BYTES_A_SECOND = 4096
 # uploads of one API process: their files lie on its disk until they are read
 MAX_UPLOADS = 64
+_HINT = " Images and files are uploaded as multipart/form-data, which may be larger."
 
 
 class BodyLimitMiddleware:
@@ -46,24 +47,25 @@ class BodyLimitMiddleware:
         headers = Headers(scope=scope)
         is_upload = headers.get("content-type", "").partition(";")[0].strip().lower() == "multipart/form-data"
         limit = self.max_upload_bytes if is_upload else self.max_body_bytes
+        hint = "" if is_upload else _HINT
         try:
             _refuse_encoded(headers)
             declared = _content_length(headers)
             if declared is not None and declared > limit:
-                raise too_large(limit, declared)
+                raise too_large(limit, declared, hint)
         except MediaServerError as error:
             await _drain(receive, headers)
             await problem_response(error)(scope, receive, send)
             return
         if not is_upload:
-            await self.app(scope, _Body(receive, limit).receive, send)
+            await self.app(scope, _Body(receive, limit, hint).receive, send)
             return
         if self.num_uploads >= MAX_UPLOADS:
             await problem_response(TooManyUploads(MAX_UPLOADS))(scope, receive, send)
             return
         self.num_uploads += 1
         try:
-            await self.app(scope, _Body(receive, limit).receive, send)
+            await self.app(scope, _Body(receive, limit, hint).receive, send)
         finally:
             self.num_uploads -= 1
 
@@ -71,9 +73,10 @@ class BodyLimitMiddleware:
 class _Body:
     """One body on its way to the application: counted, and timed until its last byte."""
 
-    def __init__(self, receive: Receive, limit: int) -> None:
+    def __init__(self, receive: Receive, limit: int, hint: str) -> None:
         self._receive = receive
         self._limit = limit
+        self._hint = hint
         self._received = 0
         self._has_ended = False
         self._began_at: float | None = None
@@ -96,15 +99,15 @@ class _Body:
         if message["type"] == "http.request":
             self._received += len(message.get("body", b""))
             if self._received > self._limit:
-                raise too_large(self._limit, self._received)
+                raise too_large(self._limit, self._received, self._hint)
             self._has_ended = not message.get("more_body", False)
         return message
 
 
-def too_large(limit: int, got: int) -> TooLarge:
-    """Say that a body passes its limit."""
+def too_large(limit: int, got: int, hint: str = "") -> TooLarge:
+    """Say that a body passes its limit; `hint`: what has a larger one."""
     return TooLarge(
-        f"The body may have at most {limit} bytes, got {got} or more.",
+        f"The body may have at most {limit} bytes, got {got} or more.{hint}",
         rule=f"at most {limit} bytes",
         value=got,
     )

@@ -57,7 +57,11 @@ class _Body(RequestModel):
 class ImageReference(_Body):
     """An image that is not uploaded: an https URL or data URI, or the last frame of a clip made here."""
 
-    image_url: str | None = Field(None, description="An https URL, or data:image/png;base64,…")
+    image_url: str | None = Field(
+        None,
+        description="An https URL, or data:image/png;base64,… within the limit of JSON bodies (1 MiB unless "
+        "`max_body_bytes` says otherwise): larger images are uploaded as multipart/form-data.",
+    )
     file_id: str | None = Field(None, description="The id of a clip; its last frame is taken.", pattern=ID_PATTERN)
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import redis
 
-from media_server.text.messages import FORGET_S, LINGER_S, Generate, TextEvent, meta_key, outbox_key
+from media_server.text.messages import FORGET_S, LINGER_S, RequestMeta, TextEvent, meta_key, outbox_key
 
 logger = logging.getLogger(__name__)
 
@@ -64,12 +64,11 @@ class Outbox:
         """How many answers a request asked for."""
         return self._streams[request_id].num_answers
 
-    def open(self, message: Generate) -> None:
+    def open(self, request_id: str, meta: RequestMeta, *, num_answers: int = 1, resume_s: float | None = None) -> None:
         """Begin the stream of a request."""
-        ttl_s = max(LINGER_S, message.resume_s or 0)
-        meta = message.meta
-        self._streams[message.id] = _Stream(
-            meta.model_dump_json(), int(ttl_s), message.sampling.n, is_forgotten=meta.is_forgotten
+        ttl_s = max(LINGER_S, resume_s or 0)
+        self._streams[request_id] = _Stream(
+            meta.model_dump_json(), int(ttl_s), num_answers, is_forgotten=meta.is_forgotten
         )
 
     def add(self, request_id: str, event: TextEvent) -> None:

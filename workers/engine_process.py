@@ -15,43 +15,39 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import redis
 import torch
 import transformers
-from pydantic import TypeAdapter, ValidationError
 
 from llm.checkpoints.embedded import NAME as EMBEDDED_NAME
 from llm.checkpoints.embedded import ensure_embedded
 from llm.engine import Engine
 from llm.errors import EngineError, RequestRefused
 from llm.load import load_engine
-from llm.request import FinishReason, Output, OutputError
+from llm.request import FinishReason, Output, OutputError, Request
 from media_server.artifacts.store import open_artifacts
 from media_server.errors import ConfigurationError
 from media_server.jobs.database import Database, open_database
 from media_server.models.registry import publish, seen
 from media_server.settings import ModelEntry, Settings, load_settings
 from media_server.text.messages import (
-    ANNOUNCE_TTL_S,
-    ENGINES_KEY,
     Abort,
     Announcement,
     Failure,
     Generate,
-    Message,
     TextEvent,
     Usage,
-    engine_key,
-    inbox_key,
 )
 from media_server.tracing import open_tracing
 from workers.device_memory import device_memory
+from workers.engine_announcer import Announcer
 from workers.engine_border import to_event, to_request
+from workers.engine_grammars import COMPILE_S, Compiled, GrammarThreads
+from workers.engine_inbox import Inbox, Unreadable
 from workers.engine_outbox import Outbox
 from workers.engine_traces import RequestTraces
 from workers.logging_setup import setup_logging
@@ -60,17 +56,11 @@ from workers.text_card import publish_files, text_card
 logger = logging.getLogger(__name__)
 
 DRAIN_S = 20.0
-ANNOUNCE_S = 2.0
-SEEN_S = 5.0
-# a loop that has not turned for so long is hung: it no longer announces itself
-HUNG_S = 30.0
 _IDLE_WAIT_S = 0.5
 # in the data folder, as the video program's weights.json; each writer has a file of its own
 _WEIGHT_HASHES = "text-weights.json"
-_READ_BLOCK_MS = 1000
-_RECONNECT_S = 0.2
 _THREADS_S = 5.0
-_MESSAGE: TypeAdapter[Generate | Abort] = TypeAdapter(Message)
+_UNREADABLE = "The engine cannot read this request; it is of another version."
 
 
 def main(argv: Sequence[str]) -> int:
@@ -138,7 +128,8 @@ class EngineProcess:
         self.worker = f"{name}:{self.instance}"
         self.redis = redis.Redis.from_url(settings.redis_url, socket_connect_timeout=3, socket_timeout=10)
         self.outbox = Outbox(self.redis, self.worker)
-        self.inbox: queue.Queue[Generate | Abort] = queue.Queue()
+        self.inbox = Inbox(self.redis, name)
+        self.grammars = GrammarThreads(engine.grammars, self.inbox.put)
         self.deadlines: dict[str, float] = {}
         self.usages: dict[str, list[Usage]] = {}
         self.traces = RequestTraces(open_tracing(settings, name), name, model)
@@ -152,9 +143,11 @@ class EngineProcess:
 
     def run(self, db: Database | None = None) -> int:
         """Serve until a stop is asked for, then drain; returns the exit code."""
-        self._clear_inbox()
-        threads = [threading.Thread(target=self._read_inbox, daemon=True, name="inbox")]
-        threads.append(threading.Thread(target=self._announce, args=(db,), daemon=True, name="announce"))
+        self.inbox.clear()
+        threads = [threading.Thread(target=self.inbox.read, args=(self.has_ended,), daemon=True, name="inbox")]
+        announcer = Announcer(self.redis, self._announcement, self._refresher(db))
+        arguments = (self.stopping, self.has_ended, lambda: self.turned_at)
+        threads.append(threading.Thread(target=announcer.run, args=arguments, daemon=True, name="announce"))
         for thread in threads:
             thread.start()
         drain_until: float | None = None
@@ -162,7 +155,7 @@ class EngineProcess:
             while True:
                 if self.stopping.is_set():
                     drain_until = drain_until or time.monotonic() + DRAIN_S
-                    is_idle = self.inbox.empty() and not self.engine.has_work
+                    is_idle = self.inbox.empty() and not self.engine.has_work and not self.grammars
                     if is_idle or time.monotonic() > drain_until:
                         break
                 self._turn()
@@ -174,6 +167,7 @@ class EngineProcess:
             return 1
         finally:
             self.has_ended.set()
+            self.grammars.close()
             for thread in threads:
                 thread.join(_THREADS_S)
             self.redis.close()
@@ -201,36 +195,72 @@ class EngineProcess:
         except queue.Empty:
             return
 
-    def _take(self, message: Generate | Abort) -> None:
-        if isinstance(message, Abort):
-            if self.engine.abort(message.id):
-                logger.debug("request %s: aborted", message.id)
-                self._end(message.id, Failure(code="aborted", message="The request was aborted."))
-            return
-        if message.id in self.outbox:
-            # sent again, since the sender did not hear of its acceptance
-            return
-        self.outbox.open(message)
-        try:
-            self.engine.add_request(to_request(message))
-        except RequestRefused as refused:
-            self._end(message.id, Failure(code=refused.code, message=refused.message, param=refused.param))
-            return
-        except Exception:
-            # one request's fault is not the others'
-            logger.exception("request %s: cannot be begun", message.id)
-            self._end(message.id, Failure(code="model_error", message="The engine cannot begin this request."))
-            return
-        self.outbox.add(message.id, TextEvent(is_accepted=True))
+    def _take(self, message: Generate | Abort | Compiled | Unreadable) -> None:
+        match message:
+            case Abort():
+                # the one whose grammar is being compiled is not the engine's yet
+                if self.grammars.forget(message.id) or self.engine.abort(message.id):
+                    logger.debug("request %s: aborted", message.id)
+                    self._end(message.id, Failure(code="aborted", message="The request was aborted."))
+            case Unreadable():
+                if message.id not in self.outbox:
+                    self.outbox.open(message.id, message.meta)
+                    self._end(message.id, Failure(code="engine_unavailable", message=_UNREADABLE))
+            case Compiled():
+                # unless it was aborted or came too late
+                if self.grammars.forget(message.request.id):
+                    self._begin(message.request, message)
+            case Generate():
+                # or sent again, since the sender did not hear of its acceptance
+                if message.id not in self.outbox:
+                    self._open(message)
+
+    def _open(self, message: Generate) -> None:
+        self.outbox.open(message.id, message.meta, num_answers=message.sampling.n, resume_s=message.resume_s)
         self.deadlines[message.id] = message.deadline
         self.usages[message.id] = []
         self.traces.begin(message)
+        try:
+            request = to_request(message)
+        except Exception:
+            self._end_unforeseen(message.id)
+            return
+        if request.grammar is None:
+            self._begin(request)
+        else:
+            self.grammars.begin(request)
+
+    def _end_unforeseen(self, request_id: str) -> None:
+        # one request's fault is not the others'
+        logger.exception("request %s: cannot be begun", request_id)
+        self._end(request_id, Failure(code="model_error", message="The engine cannot begin this request."))
+
+    def _begin(self, request: Request, compiled: Compiled | None = None) -> None:
+        try:
+            if compiled is not None and compiled.error is not None:
+                raise compiled.error
+            self.engine.add_request(request, None if compiled is None else compiled.matcher)
+        except RequestRefused as refused:
+            self._end(request.id, Failure(code=refused.code, message=refused.message, param=refused.param))
+        except Exception:
+            self._end_unforeseen(request.id)
+        else:
+            self.outbox.add(request.id, TextEvent(is_accepted=True))
 
     def _end_late(self) -> None:
         now = time.time()
         for request_id in [id for id, deadline in self.deadlines.items() if deadline < now]:
-            self.engine.abort(request_id)
+            self._drop(request_id)
             self._end(request_id, Failure(code="deadline_exceeded", message="The request took longer than allowed."))
+        for request_id in self.grammars.late():
+            self.grammars.forget(request_id)
+            message = f"grammar: takes longer than {COMPILE_S:.0f} s to compile"
+            self._end(request_id, Failure(code="grammar_too_complex", message=message, param="grammar"))
+
+    def _drop(self, request_id: str) -> None:
+        """Stop working on a request, wherever it is."""
+        if not self.grammars.forget(request_id):
+            self.engine.abort(request_id)
 
     def _send(self, output: Output) -> None:
         request_id = output.request_id
@@ -276,64 +306,12 @@ class EngineProcess:
     def _fail_all(self, reason: str) -> None:
         """End what is still running, and tell its readers."""
         for request_id in list(self.deadlines):
-            self.engine.abort(request_id)
+            self._drop(request_id)
             self._end(request_id, Failure(code="engine_unavailable", message=reason))
         self.outbox.flush()
 
-    def _clear_inbox(self) -> None:
-        """Drop messages to the instance before: their senders see that it has gone."""
-        try:
-            self.redis.delete(inbox_key(self.name))
-        except redis.RedisError as error:
-            logger.warning("Valkey does not answer yet: %s", error)
-
-    def _read_inbox(self) -> None:
-        """Move messages from the stream to the loop's queue."""
-        key, last = inbox_key(self.name), "0-0"
-        while not self.has_ended.is_set():
-            try:
-                # redis-py types a reply by all protocols at once
-                reply: Any = self.redis.xread({key: last}, block=_READ_BLOCK_MS, count=100)
-                for _, entries in reply or []:
-                    for entry_id, fields in entries:
-                        last = entry_id
-                        self._receive(fields[b"m"])
-                    self.redis.xdel(key, *(entry_id for entry_id, _ in entries))
-            except (redis.RedisError, OSError) as error:
-                logger.debug("the inbox cannot be read: %s", error)
-                self.has_ended.wait(_RECONNECT_S)
-
-    def _receive(self, text: bytes) -> None:
-        try:
-            self.inbox.put(_MESSAGE.validate_json(text))
-        except ValidationError as error:
-            logger.error("a message to %s is malformed: %s", self.name, error.errors(include_input=False)[0])
-
-    def _announce(self, db: Database | None) -> None:
-        """Say every few seconds that this replica lives, for as long as its loop turns."""
-        seen_at = time.monotonic()
-        while not self.has_ended.is_set():
-            if time.monotonic() - self.turned_at < HUNG_S:
-                try:
-                    self.redis.sadd(ENGINES_KEY, self.name)
-                    self.redis.set(engine_key(self.name), self._announcement().model_dump_json(), ex=ANNOUNCE_TTL_S)
-                except (redis.RedisError, OSError) as error:
-                    logger.debug("Valkey does not answer: %s", error)
-                if db is not None and time.monotonic() - seen_at >= SEEN_S:
-                    seen_at = time.monotonic()
-                    try:
-                        seen(db, self.worker, device_memory(self.engine.runner.device))
-                    except Exception as error:
-                        logger.warning("the model's card cannot be refreshed: %s", error)
-            # a drain is announced at once
-            was_stopping = self.stopping.is_set()
-            (self.has_ended if was_stopping else self.stopping).wait(ANNOUNCE_S)
-        try:
-            self.redis.delete(engine_key(self.name))
-            self.redis.srem(ENGINES_KEY, self.name)
-        except (redis.RedisError, OSError):
-            # it expires by itself
-            return
+    def _refresher(self, db: Database | None) -> Callable[[], None]:
+        return lambda: None if db is None else seen(db, self.worker, device_memory(self.engine.runner.device))
 
     def _announcement(self) -> Announcement:
         return Announcement(
@@ -341,7 +319,7 @@ class EngineProcess:
             instance=self.instance,
             model=self.model,
             running=self.engine.num_running,
-            waiting=self.engine.num_waiting + self.inbox.qsize(),
+            waiting=self.engine.num_waiting + self.inbox.qsize() + len(self.grammars),
             is_draining=self.stopping.is_set(),
             kv_tokens=self.engine.scheduler.kv_cache.num_tokens,
             kv_used_tokens=self.engine.scheduler.kv_cache.num_used_tokens,

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from media_server.errors import InvalidRequest
 from media_server.text.messages import Grammar, Sampling
@@ -15,6 +15,9 @@ from media_server.validation import RequestModel
 
 MAX_MESSAGES = 2000
 MAX_CHOICES = 16
+# larger grammars cost an engine seconds of a core before the first token, and can pass its parser's limits later
+MAX_GRAMMAR_CHARS = 200_000
+MAX_GRAMMAR_CHOICES = 10_000
 # what OpenAI takes; values that ask for nothing beyond what is done are let through
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
@@ -26,7 +29,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "moderation": (),
     "parallel_tool_calls": (True, False),
     "prediction": (),
-    "prompt_cache_key": (),
     "prompt_cache_retention": (),
     "reasoning_effort": ("none",),
     "service_tier": ("auto", "default"),
@@ -81,6 +83,12 @@ class JsonSchema(_Body):
     json_schema: dict[str, Any] = Field(alias="schema")
     strict: bool | None = Field(None, description="The answer is held to the schema either way.")
 
+    @field_validator("json_schema")
+    @classmethod
+    def _is_bounded(cls, value: dict[str, Any]) -> dict[str, Any]:
+        _check_grammar_chars(len(json.dumps(value, ensure_ascii=False)))
+        return value
+
 
 class ResponseFormat(_Body):
     """What the answer looks like."""
@@ -105,7 +113,15 @@ class GrammarFormat(_Body):
     def _fits(self) -> Self:
         if (self.type == "choice") != isinstance(self.value, list):
             raise ValueError("value is a list of strings for choice, and a string otherwise")
+        if isinstance(self.value, list) and len(self.value) > MAX_GRAMMAR_CHOICES:
+            raise ValueError(f"at most {MAX_GRAMMAR_CHOICES} choices, got {len(self.value)}")
+        _check_grammar_chars(len(self.value) if isinstance(self.value, str) else sum(map(len, self.value)))
         return self
+
+
+def _check_grammar_chars(got: int) -> None:
+    if got > MAX_GRAMMAR_CHARS:
+        raise ValueError(f"at most {MAX_GRAMMAR_CHARS} characters, got {got}")
 
 
 class SamplingFields(_Body):
@@ -126,6 +142,12 @@ class SamplingFields(_Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, max_length=512, description="Your name for your user; it changes nothing here.")
+    safety_identifier: str | None = Field(None, max_length=512, description="As `user`; it changes nothing here.")
+    prompt_cache_key: str | None = Field(
+        None,
+        max_length=512,
+        description="A hint that nothing here needs: beginnings are found by their tokens, among those of your key.",
+    )
     # ours
     top_k: Annotated[int, Field(ge=1)] | None = None
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -173,6 +195,9 @@ class ChatRequest(SamplingFields):
     response_format: ResponseFormat | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None = Field(
+        None, max_length=16, description="Checked, and kept nowhere, since answers are not stored; `label` is counted."
+    )
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import os
 import random
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,12 +17,14 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
 
 from llm.engine import Engine
 from llm.errors import UnsupportedModel
+from llm.grammar import GrammarCompiler
 from llm.model_runner import ModelRunner
+from llm.request import Grammar as EngineGrammar
 from llm.request import Request, SamplingParams
 from llm.sampling import Draw, Drawn, sample
 from media_server.settings import CONFIG_VERSION, Settings
@@ -34,13 +38,14 @@ from media_server.text.messages import (
     Sampling,
     TextEvent,
     engine_key,
+    inbox_key,
     meta_key,
     outbox_key,
 )
 from media_server.text.reading import Reading
 from tests.llm.byte_tokenizer import EOS, VOCAB_SIZE, byte_tokenizer
 from tests.llm.conftest import tiny_model
-from workers import engine_border, engine_outbox, engine_process
+from workers import engine_announcer, engine_border, engine_grammars, engine_inbox, engine_outbox, engine_process
 from workers.engine_outbox import Outbox
 from workers.engine_process import EngineProcess
 from workers.leases import withdraw_engine
@@ -96,7 +101,7 @@ def client(settings: Settings, valkey: Valkey) -> EngineClient:
 
 @pytest.fixture
 def start(settings: Settings, valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], EngineProcess]]:
-    monkeypatch.setattr(engine_process, "_READ_BLOCK_MS", 50)
+    monkeypatch.setattr(engine_inbox, "READ_BLOCK_MS", 50)
     running: list[tuple[EngineProcess, threading.Thread]] = []
 
     def run() -> EngineProcess:
@@ -286,6 +291,115 @@ def test_a_grammar_that_grows_past_the_limits_is_named(
     assert "state" not in events[-1].error.message
 
 
+class SlowCompiler(GrammarCompiler):
+    """Holds the grammar `slow` up until it is let go."""
+
+    def __init__(self, tokenizer: LLTokenizer) -> None:
+        super().__init__(tokenizer)
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+
+    def compile(self, grammar: EngineGrammar) -> LLMatcher:
+        if grammar.value == "slow":
+            self.has_begun.set()
+            assert self.may_end.wait(LIMIT_S)
+        return super().compile(grammar)
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> SlowCompiler:
+    compiler = SlowCompiler(tiny_engine().tokenizer)
+    monkeypatch.setattr("llm.engine.GrammarCompiler", lambda _: compiler)
+    return compiler
+
+
+SLOW = Grammar(type="regex", value="slow")
+
+
+def slow_prompt(id: str) -> Prompt:
+    return Prompt(id, MODEL, [1, 2, 3], Sampling(max_tokens=10), SLOW)
+
+
+def test_texts_go_on_while_a_grammar_is_compiled(
+    client: EngineClient, compiler: SlowCompiler, start: Callable[[], EngineProcess]
+) -> None:
+    start()
+    waiting = client.submit(slow_prompt("req_slow"))
+    assert compiler.has_begun.wait(LIMIT_S)
+    other = prompt("req_other", max_tokens=60)
+    assert text_of(read(client, client.submit(other))) == expected(other)
+    # and other grammars are compiled beside it
+    quick = Prompt("req_quick", MODEL, [1], Sampling(max_tokens=10), Grammar(type="regex", value="quick"))
+    assert text_of(read(client, client.submit(quick))) == "quick"
+    compiler.may_end.set()
+    assert text_of(read(client, waiting)) == "slow"
+
+
+def test_a_request_whose_grammar_is_compiled_can_be_ended(
+    client: EngineClient, compiler: SlowCompiler, start: Callable[[], EngineProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = start()
+    aborted = client.submit(slow_prompt("req_aborted"))
+    assert compiler.has_begun.wait(LIMIT_S)
+    client.abort(aborted)
+    (event,) = read(client, aborted)
+    assert event.error is not None and event.error.code == "aborted"
+    late = client.submit(replace(slow_prompt("req_late"), deadline_s=0.2))
+    (event,) = read(client, late)
+    assert event.error is not None and event.error.code == "deadline_exceeded"
+    monkeypatch.setattr(engine_grammars, "COMPILE_S", 0.1)
+    (event,) = read(client, client.submit(slow_prompt("req_large")))
+    assert event.error is not None and event.error.code == GRAMMAR_TOO_COMPLEX
+    # what is ready now is nobody's
+    compiler.may_end.set()
+    other = prompt("req_other")
+    assert text_of(read(client, client.submit(other))) == expected(other)
+    assert len(process.grammars) == 0 and not process.engine.has_work
+
+
+def test_a_drain_waits_for_grammars(
+    client: EngineClient, compiler: SlowCompiler, start: Callable[[], EngineProcess]
+) -> None:
+    process = start()
+    waiting = client.submit(slow_prompt("req_slow"))
+    assert compiler.has_begun.wait(LIMIT_S)
+    process.stopping.set()
+    threading.Timer(0.3, compiler.may_end.set).start()
+    assert text_of(read(client, waiting)) == "slow"
+
+
+def test_a_message_of_another_version_is_answered(
+    client: EngineClient, settings: Settings, start: Callable[[], EngineProcess]
+) -> None:
+    process = start()
+    meta = RequestMeta(engine="engine-0", instance=process.instance, model=MODEL, created=0)
+    later = message(prompt("req_later"), meta)
+    server = redis.Redis.from_url(settings.redis_url)
+    server.xadd(inbox_key("engine-0"), {"m": json.dumps({**later.model_dump(), "v": 2})})
+    server.xadd(inbox_key("engine-0"), {"m": b"[]"})
+    (event,) = read(client, Reading("req_later", meta, message=later))
+    assert event.error is not None
+    assert (event.error.code, event.is_last) == ("engine_unavailable", True)
+    good = prompt("req_good")
+    assert text_of(read(client, client.submit(good))) == expected(good)
+
+
+def test_a_loop_that_hangs_ends_its_process(settings: Settings, valkey: Valkey) -> None:
+    """Also where the loop is in a call that never returns and Python can do nothing about it."""
+    code = (
+        "import sys, time\n"
+        "from media_server.settings import Settings\n"
+        "from workers import engine_announcer\n"
+        "from tests.workers.test_engine_process import MODEL, EngineProcess, tiny_engine\n"
+        "engine_announcer.ABANDONED_S = engine_announcer.ANNOUNCE_S = 0.5\n"
+        "process = EngineProcess(tiny_engine(), Settings(data_dir=sys.argv[1], gpus=()), 'engine-0', MODEL)\n"
+        "process._end_late = lambda: time.sleep(600)\n"
+        "process.run()\n"
+    )
+    arguments = [sys.executable, "-c", code, str(settings.data_dir)]
+    hung = subprocess.run(arguments, env={**os.environ, "PYTHONPATH": os.getcwd()}, timeout=LIMIT_S, check=False)
+    assert hung.returncode == engine_announcer.EXIT_HUNG
+
+
 def test_an_abort_frees_the_places_at_once(client: EngineClient, start: Callable[[], EngineProcess]) -> None:
     process = start()
     reading = client.submit(prompt("req_gone", max_tokens=4000))
@@ -334,7 +448,7 @@ def test_the_stream_of_a_request_that_waits_is_renewed(
     server = redis.Redis.from_url(settings.redis_url)
     outbox = Outbox(server, "test")
     meta = RequestMeta(engine="engine-0", instance="x", model=MODEL, created=0)
-    outbox.open(message(prompt("req_waits"), meta))
+    outbox.open("req_waits", meta)
     outbox.add("req_waits", TextEvent(is_accepted=True))
     assert outbox.flush()
     keys = (outbox_key("req_waits"), meta_key("req_waits"))

@@ -220,6 +220,17 @@ def wait_until(is_so: Callable[[], bool], reproach: str) -> None:
         ({"audio": {"voice": "x"}}, "audio", "unsupported_parameter"),
         ({"reasoning_effort": "high"}, "reasoning_effort", "unsupported_parameter"),
         ({"nonsense": 1}, "nonsense", "unknown_parameter"),
+        ({"metadata": {"scene": 12}}, "metadata.scene", "invalid_request"),
+        ({"metadata": {"x" * 65: "a"}}, "metadata", "invalid_request"),
+        ({"metadata": {str(number): "a" for number in range(17)}}, "metadata", "invalid_request"),
+        ({"grammar": {"type": "choice", "value": ["a"] * 10_001}}, "grammar", "invalid_request"),
+        ({"grammar": {"type": "choice", "value": ["a" * 1000] * 201}}, "grammar", "invalid_request"),
+        ({"grammar": {"type": "regex", "value": "a" * 200_001}}, "grammar", "invalid_request"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$x": "a" * 200_000}}}},
+            "response_format.json_schema.schema",
+            "invalid_request",
+        ),
         ({"temperature": 3}, "temperature", "invalid_request"),
         ({"n": 0}, "n", "invalid_request"),
         ({"n": 99}, "n", "invalid_request"),
@@ -246,6 +257,7 @@ def test_what_is_not_done_is_refused_by_name(
 
 def test_fields_that_ask_for_nothing_pass(service: TextService) -> None:
     neutral = {"store": False, "tools": [], "tool_choice": "none", "service_tier": "auto", "user": "u", "stop": None}
+    neutral |= {"metadata": {"scene": "12"}, "safety_identifier": "u", "prompt_cache_key": "k"}
     assert chat(service, "say x", **neutral).status_code == 200
 
 
