@@ -356,6 +356,28 @@ def test_a_request_whose_grammar_is_compiled_can_be_ended(
     assert len(process.grammars) == 0 and not process.engine.has_work
 
 
+def test_an_answer_that_repeats_itself_for_ever_is_cut_and_counted(
+    client: EngineClient, settings: Settings, start: Callable[[], EngineProcess]
+) -> None:
+    """The model is well, and told to say one token alone: the second try says the same."""
+    start()
+    # the byte-level alphabet begins with "!"
+    stuck: dict[str, Any] = {"logit_bias": {ord("Z") - 33: 100.0}, "temperature": 0.0}
+    events = read(client, client.submit(prompt("req_stuck", max_tokens=200, collapse_guard=True, **stuck)))
+    assert (events[-1].finish_reason, events[-1].stop_reason) == ("length", "collapse")
+    assert text_of(events) in ("Z", "")
+    free = read(client, client.submit(prompt("req_free", max_tokens=200, collapse_guard=False, **stuck)))
+    assert (free[-1].finish_reason, free[-1].stop_reason) == ("length", None)
+    assert text_of(free) == "Z" * 200
+    server = redis.Redis.from_url(settings.redis_url)
+
+    def counted() -> bool:
+        said = Announcement.model_validate_json(server.get(engine_key("engine-0")) or "")
+        return (said.second_tries, said.collapses) == (1, 1) and said.greedy_choices > 200
+
+    wait_for(counted)
+
+
 def test_a_drain_waits_for_grammars(
     client: EngineClient, compiler: SlowCompiler, start: Callable[[], EngineProcess]
 ) -> None:

@@ -170,6 +170,8 @@ class ScriptedEngine:
             is_last = index == count - 1
             usage = Usage(prompt_tokens=len(request.prompt_token_ids), completion_tokens=count * len(text))
             end = TextEvent(index=index, finish_reason="stop", usage=usage if is_last else None, is_last=is_last)
+            if "collapse" in prompt and request.sampling.collapse_guard:
+                end = end.model_copy(update={"finish_reason": "length", "stop_reason": "collapse"})
             self.write(request.id, number, end)
 
     @staticmethod

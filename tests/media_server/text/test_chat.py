@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from pydantic import BaseModel
 
 from tests.media_server.text.conftest import MODEL, TextService
 
@@ -266,6 +267,29 @@ def test_an_engines_refusal_is_an_error_before_the_stream_begins(service: TextSe
         answer = chat(service, "refuse", stream=stream)
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_an_answer_that_collapsed_says_so_and_is_not_whole(service: TextService) -> None:
+    answer = chat(service, "collapse say half").json()["choices"][0]
+    assert (answer["finish_reason"], answer["stop_reason"]) == ("length", "collapse")
+    assert answer["message"]["content"] == "half"
+    streamed = frames(chat(service, "collapse say half", stream=True))
+    ends = [data["choices"][0] for _, data in streamed if data != "[DONE]" and data["choices"][0]["finish_reason"]]
+    assert [(end["finish_reason"], end["stop_reason"]) for end in ends] == [("length", "collapse")]
+    unguarded = chat(service, "collapse say half", collapse_guard=False).json()["choices"][0]
+    assert unguarded["finish_reason"] == "stop" and "stop_reason" not in unguarded
+    # the openai package reads it as an answer that is cut off
+    client = openai.OpenAI(api_key="none", base_url=f"{service.url}/v1", max_retries=0)
+    with pytest.raises(openai.LengthFinishReasonError):
+        client.chat.completions.parse(
+            model=MODEL,
+            messages=[{"role": "user", "content": 'collapse say {"n": 1}'}],
+            response_format=Half,
+        )
+
+
+class Half(BaseModel):
+    n: int
 
 
 def test_a_failure_in_a_stream_is_a_frame_with_an_error(service: TextService) -> None:
