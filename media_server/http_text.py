@@ -8,10 +8,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from media_server.errors import Unprocessable
+from media_server.models.registry import get_card
 from media_server.tasks import end_tasks
 from media_server.text.answers import Answer, Whole
 from media_server.text.engine import AsyncEngineClient, Prompt, failure_error
@@ -20,6 +22,20 @@ from media_server.text.metering import Meter
 from media_server.text.reading import Entry, Reading
 from media_server.text.requests import SamplingFields
 from media_server.text.sse import HEADERS, MEDIA_TYPE, frames, until_stopped
+from media_server.text.templates import TextModel, TextModels
+
+
+async def load_text_model(request: Request, name: str | None) -> TextModel:
+    """Find a language model by name, None for the first, with what is needed to write for it.
+
+    Raises NotFound if there is none of that name, NotReady if its files cannot be read.
+    """
+    state = request.app.state
+    card = await run_in_threadpool(get_card, state.db, name, "text")
+    if not hasattr(state, "text_models"):
+        state.text_models = TextModels(state.artifacts)
+    models: TextModels = state.text_models
+    return await run_in_threadpool(models.load, card)
 
 
 async def answer_prompt(request: Request, body: SamplingFields, prompt: Prompt, meter: Meter) -> Response:

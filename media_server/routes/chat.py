@@ -21,10 +21,9 @@ from media_server.http_body import read_json
 from media_server.http_context import request_context
 from media_server.http_openapi import errors
 from media_server.http_requests import parse_body
-from media_server.http_text import answer_prompt, stored_answer
+from media_server.http_text import answer_prompt, load_text_model, stored_answer
 from media_server.ids import new_id
 from media_server.models.card import TextCard
-from media_server.models.registry import get_card
 from media_server.settings import Settings
 from media_server.text import remote, remote_writing
 from media_server.text.answers import Answer, ChatCompletion, Completion
@@ -41,7 +40,7 @@ from media_server.text.requests import (
 )
 from media_server.text.slots import HOLD_S
 from media_server.text.sse import HEADERS, MEDIA_TYPE, event_number, frames, until_stopped
-from media_server.text.templates import TextModel, TextModels
+from media_server.text.templates import TextModel
 
 router = APIRouter(tags=["chat"])
 
@@ -62,7 +61,7 @@ async def create_chat_completion(request: Request, owner: Owner) -> Response:
     settings: Settings = request.app.state.settings
     if settings.engine_url is not None:
         return await _forward(request, owner, "chat/completions", body, values)
-    model = await _load_model(request, body.model)
+    model = await load_text_model(request, body.model)
     token_ids = await run_in_threadpool(model.encode_chat, [message.flat() for message in body.messages])
     answer = Answer(
         id=new_id("chatcmpl"),
@@ -94,7 +93,7 @@ async def create_completion(request: Request, owner: Owner) -> Response:
     settings: Settings = request.app.state.settings
     if settings.engine_url is not None:
         return await _forward(request, owner, "completions", body, values)
-    model = await _load_model(request, body.model)
+    model = await load_text_model(request, body.model)
     if isinstance(body.prompt, str):
         token_ids = await run_in_threadpool(model.encode_text, body.prompt)
     else:
@@ -208,15 +207,6 @@ async def _forward(
     meter = await open_meter(state, owner, body.label, body.model or "", new_id("req"), hold_s=hold_s)
     trace = request_context(request).traceparent if state.tracing.is_on else None
     return await remote.forward(state.settings, path, body, values, meter, state.stopping, traceparent=trace)
-
-
-async def _load_model(request: Request, name: str | None) -> TextModel:
-    state = request.app.state
-    card = await run_in_threadpool(get_card, state.db, name, "text")
-    if not hasattr(state, "text_models"):
-        state.text_models = TextModels(state.artifacts)
-    models: TextModels = state.text_models
-    return await run_in_threadpool(models.load, card)
 
 
 def _fingerprint(card: TextCard) -> str:

@@ -52,9 +52,22 @@ class TextModel:
             ) from error
         return self._encode(text, has_special=False)
 
-    def encode_text(self, text: str) -> list[int]:
-        """Encode a text as it stands, with the special tokens that the tokenizer adds to any text."""
-        return self._encode(text, has_special=True)
+    def encode_text(self, text: str, *, has_special: bool = True) -> list[int]:
+        """Encode a text as it stands; `has_special`: with the special tokens that the tokenizer adds to any text."""
+        return self._encode(text, has_special=has_special)
+
+    @property
+    def num_token_ids(self) -> int:
+        """How many ids the tokenizer knows, from 0 on."""
+        return int(self.tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def decode(self, token_ids: Sequence[int], *, skip_special: bool) -> str:
+        """Write ids below `num_token_ids` out as text."""
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special))
+
+    def token_strs(self, token_ids: Sequence[int]) -> list[str]:
+        """Give each token as the vocabulary writes it."""
+        return [self.tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
 
     def _encode(self, text: str, *, has_special: bool) -> list[int]:
         token_ids: list[int] = self.tokenizer.encode(text, add_special_tokens=has_special).ids
