@@ -122,7 +122,7 @@ def _clean(value: Any) -> Any:
 def _assemble(plan: Plan, frame: Mapping[str, Any], written: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     task = plan.task
     paces = [PACES.get(str(shot.get("pace")), 1.0) for shot in written]
-    counts = split_frames(task.num_frames, paces, most=task.card.limits.max_frames(task.fps))
+    counts = split_frames(task.num_frames, paces, most=min(task.longest, task.card.limits.max_frames(task.fps)))
     shots = [
         {
             "index": index,

@@ -28,8 +28,9 @@ from media_server.text.subjects import (
 )
 from media_server.text.wording import deal_moods, deal_names, deal_titles
 
-# a clip of about this length holds one thought
+# a clip of about this length holds one thought; a model that makes less in one piece shows one in a piece
 SECONDS_PER_SHOT = 2.5
+_LEAST_PIECE_S = 1.0
 PACES = {"quick": 0.75, "steady": 1.0, "slow": 1.3}
 TRANSITIONS = ("cut", "match cut", "smash cut", "jump cut")
 CAMERAS = ("still", "pan left", "pan right", "tilt up", "tilt down", "zoom in", "zoom out", "tracking", "handheld")
@@ -64,7 +65,17 @@ class Task:
         seconds = self.num_frames / self.fps
         # a model whose clips are short needs more
         least = -(-self.num_frames // self.card.limits.max_frames(self.fps))
+        piece = self.card.frames.max
+        if _LEAST_PIECE_S * self.fps <= piece < SECONDS_PER_SHOT * self.fps:
+            # a joint in a shot costs time, and is where things change their shape
+            least = max(least, -(-self.num_frames // piece))
         return max(1, min(100, self.num_frames, max(least, round(seconds / SECONDS_PER_SHOT))))
+
+    @property
+    def longest(self) -> int:
+        """Most frames of a shot: what the model makes in one piece, if all shots can be so short."""
+        piece = self.card.frames.max
+        return piece if piece * self.shots >= self.num_frames else self.card.limits.max_frames(self.fps)
 
     def derive_seed(self, purpose: str) -> int:
         """Give a seed of 63 bits for one purpose."""

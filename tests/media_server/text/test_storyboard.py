@@ -242,6 +242,22 @@ def test_a_storyboard_keeps_to_the_clips_of_its_model() -> None:
         run(task(card=card, num_frames=129), RandomWriter(0))
 
 
+def test_shots_are_made_in_one_piece_where_they_can_be() -> None:
+    frames = CAPTIONED_CARD.frames.model_copy(update={"max": 33})
+    card = CAPTIONED_CARD.model_copy(update={"frames": frames})
+    # 8 s of 16 frames a second in pieces of 33 frames, by hand
+    assert [task(card=card, num_frames=16 * seconds, num_shots=None).shots for seconds in (1, 2, 4, 8)] == [1, 1, 2, 4]
+    for seed in range(3):
+        _, board = run(task(card=card, num_frames=128, num_shots=None, seed=seed), RandomWriter(seed))
+        assert max(shot["num_frames"] for shot in board["shots"]) <= 33
+        assert sum(shot["num_frames"] for shot in board["shots"]) == 128
+    # who asks for fewer shots has longer ones
+    _, board = run(task(card=card, num_frames=128, num_shots=3), RandomWriter(0))
+    assert sum(shot["num_frames"] for shot in board["shots"]) == 128
+    # pieces of less than a second are no shots
+    assert task(card=card, num_frames=480, fps=60, num_shots=None).shots == 3
+
+
 @pytest.mark.parametrize(("seconds", "shots"), [(1, 1), (5, 2), (8, 3), (10, 4), (60, 24), (600, 100)])
 def test_shots_by_length(seconds: int, shots: int) -> None:
     assert task(num_frames=seconds * 16, num_shots=None).shots == shots
