@@ -28,6 +28,9 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 # a file's tests in one process, in the order of tests/conftest.py
 TOGETHER := --dist loadgroup --no-loadscope-reorder
 
+# more for pytest: make unit PYTEST=--durations=50
+PYTEST ?=
+
 # processes of the end-to-end tests, each with services of its own; 0: one test after another
 E2E_PROCESSES ?= 2
 
@@ -53,16 +56,16 @@ lint: setup
 	$(BIN)/lint-imports
 
 unit: setup
-	$(TEST_ENV) $(BIN)/python -m pytest -q -m "not e2e and not long" -n 2 $(TOGETHER)
+	$(TEST_ENV) $(BIN)/python -m pytest -q $(PYTEST) -m "not e2e and not long" -n 2 $(TOGETHER)
 	@# kernels are interpreted in a process of their own: Triton decides at its import
 	if $(BIN)/python -c 'import triton' 2> /dev/null; then \
-		$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 $(TOGETHER) tests/kernels/interpreted; fi
+		$(TEST_ENV) $(BIN)/python -m pytest -q $(PYTEST) -n 2 $(TOGETHER) tests/kernels/interpreted; fi
 
 e2e: setup
-	$(TEST_ENV) $(BIN)/python -m pytest -q -m e2e -n $(E2E_PROCESSES) $(TOGETHER) tests/e2e tests/faults
+	$(TEST_ENV) $(BIN)/python -m pytest -q $(PYTEST) -m e2e -n $(E2E_PROCESSES) $(TOGETHER) tests/e2e tests/faults
 
 long: setup
-	$(TEST_ENV) $(BIN)/python -m pytest -q -m long -n 2 $(TOGETHER)
+	$(TEST_ENV) $(BIN)/python -m pytest -q $(PYTEST) -m long -n 2 $(TOGETHER)
 
 faults: setup
 	$(TEST_ENV) $(BIN)/python -m tests.faults.campaign --actions $(N) $(if $(SEED),--seed $(SEED)) \
