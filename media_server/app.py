@@ -51,6 +51,7 @@ from media_server.routes import (
 )
 from media_server.settings import Settings
 from media_server.text.metering import close_meters
+from media_server.text.routing import Router
 from media_server.tracing import open_tracing
 from media_server.webhooks.objects import BODIES as WEBHOOK_BODIES
 from media_server.webhooks.sending import Sender
@@ -74,6 +75,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.recorder = Recorder(app.state.db)
         app.state.tracing = open_tracing(settings, "api")
         app.state.redis = redis.asyncio.from_url(settings.redis_url, socket_connect_timeout=3, socket_timeout=10)
+        app.state.router = Router()
         app.state.event_feed = EventFeed(app.state.db)
         app.state.stopping = asyncio.Event()
         app.state.meters = set()

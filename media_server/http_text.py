@@ -40,7 +40,8 @@ async def load_text_model(request: Request, name: str | None) -> TextModel:
 
 async def answer_prompt(request: Request, body: SamplingFields, prompt: Prompt, meter: Meter) -> Response:
     """Send the prompt, wait until an engine has accepted it, and answer as asked."""
-    client = AsyncEngineClient(request.app.state.redis)
+    state = request.app.state
+    client = AsyncEngineClient(state.redis, state.router)
     try:
         reading = await client.submit(prompt)
     except BaseException:

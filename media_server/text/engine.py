@@ -1,11 +1,10 @@
-"""The way to an engine and back: a request to the replica with the least to do, its events as they come.
+"""The way to an engine and back: a request to the replica that suits it best (routing.py), its events as they come.
 
 Two clients do the same, one for coroutines (the API) and one for threads (the storyboard worker). What a stream means
 is in reading.py; the messages are in messages.py.
 """
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from media_server.text.messages import (
     outbox_key,
 )
 from media_server.text.reading import EngineUnavailable, Entry, Reading
+from media_server.text.routing import Router
 
 __all__ = ["GRAMMAR_TOO_COMPLEX", "AsyncEngineClient", "EngineClient", "EngineUnavailable", "Prompt", "failure_error"]
 
@@ -68,8 +68,10 @@ class Prompt:
 class AsyncEngineClient:
     """For coroutines."""
 
-    def __init__(self, client: redis.asyncio.Redis) -> None:
+    def __init__(self, client: redis.asyncio.Redis, router: Router | None = None) -> None:
+        """`router`: what is known of the replicas; one of its own knows nothing yet."""
         self._redis = client
+        self._router = router or Router()
 
     async def submit(self, prompt: Prompt) -> Reading:
         """Send a prompt to a replica; read its events with `events`.
@@ -77,7 +79,7 @@ class AsyncEngineClient:
         Raises EngineUnavailable if no replica serves the model.
         """
         try:
-            message = _address(prompt, await self._living())
+            message = _address(prompt, await self._living(), self._router)
             await self._send(message)
         except _BROKEN as error:
             raise _no_broker() from error
@@ -158,13 +160,14 @@ class EngineClient:
 
     def __init__(self, client: redis.Redis) -> None:
         self._redis = client
+        self._router = Router()
 
     def submit(self, prompt: Prompt) -> Reading:
         """Send a prompt to a replica. Raises EngineUnavailable if no replica serves the model."""
         try:
             names: Any = self._redis.smembers(ENGINES_KEY)
             found: Any = self._redis.mget([engine_key(name.decode()) for name in names]) if names else []
-            message = _address(prompt, _living(found))
+            message = _address(prompt, _living(found), self._router)
             self._send(message)
         except _BROKEN as error:
             raise _no_broker() from error
@@ -225,15 +228,14 @@ def _living(announcements: Sequence[bytes | str | None]) -> list[Announcement]:
     return [announcement for text in announcements if (announcement := _announcement(text)) is not None]
 
 
-def _address(prompt: Prompt, living: Sequence[Announcement]) -> Generate:
-    """Choose the replica with the least to do, and write the message to it."""
+def _address(prompt: Prompt, living: Sequence[Announcement], router: Router) -> Generate:
+    """Choose a replica, and write the message to it."""
     able = [item for item in living if item.model == prompt.model and not item.is_draining]
     if not able:
         raise EngineUnavailable(
             f"No engine serves {prompt.model} at the moment; try again.", param="model", value=prompt.model
         )
-    least = min(item.load for item in able)
-    replica = secrets.choice([item for item in able if item.load == least])
+    replica = router.choose(able, prompt.token_ids, prompt.owner_key_id or "", is_kept=not prompt.is_forgotten)
     return Generate(
         id=prompt.id,
         trace=prompt.trace,
