@@ -35,8 +35,15 @@ def begin(data: Path, out: Path, said: Path) -> "subprocess.Popen[bytes]":
     command = [*COMMAND, *arguments, "--seconds", str(SECONDS), "--shots", "2", "--", "a red ball at night"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MEDIA_SERVER_GPUS": "cpu"}
     with said.open("wb") as file:
-        # a terminal's Ctrl-C reaches its whole process group
-        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+        # a terminal's Ctrl-C reaches its whole process group; a test run in the background ignores it, and so would this
+        return subprocess.Popen(
+            command,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
 
 
 def processes_of(made: "subprocess.Popen[bytes]") -> list[psutil.Process]:

@@ -4,13 +4,14 @@ import json
 import stat
 import subprocess
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 
 import pytest
 
 from media_server.errors import ConfigurationError
-from media_server.settings import ModelEntry, child_environment, load_settings
+from media_server.settings import ModelEntry, Settings, child_environment, load_settings
 from media_server.webhooks.signing import new_secret, sign
 
 CONFIG = """
@@ -188,3 +189,14 @@ def test_a_certificate_of_the_broker_is_verified_unless_the_url_says_otherwise(g
     settings = load_settings(broker_url=given)
     assert settings.broker == used
     assert settings.redis_url == given
+
+
+def test_services_of_one_user_share_the_locks_of_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    one, other = (Settings(data_dir=tmp_path / name) for name in ("one", "other"))
+    assert one.runtime_dir != other.runtime_dir
+    assert one.gpu_lock_dir == other.gpu_lock_dir
+    assert stat.S_IMODE(one.gpu_lock_dir.stat().st_mode) == 0o700
+    one.gpu_lock_dir.chmod(0o777)
+    with pytest.raises(ConfigurationError, match="mode 0700"):
+        _ = other.gpu_lock_dir
