@@ -35,7 +35,7 @@ def begin(data: Path, out: Path, said: Path) -> "subprocess.Popen[bytes]":
     command = [*COMMAND, *arguments, "--seconds", str(SECONDS), "--shots", "2", "--", "a red ball at night"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MEDIA_SERVER_GPUS": "cpu"}
     with said.open("wb") as file:
-        # a terminal's Ctrl-C reaches its whole process group; a test run in the background ignores it, and so would this
+        # a terminal's Ctrl-C reaches its whole process group; what is started by a run in the background ignores it
         return subprocess.Popen(
             command,
             stdout=file,
