@@ -37,9 +37,12 @@ class Announcer:
         """Announce until `has_ended`, then withdraw; ends the process if `turned_at` is ABANDONED_S ago."""
         name = self._describe().name
         seen_at = time.monotonic()
+        is_hung = False
         while not has_ended.is_set():
             still_s = time.monotonic() - turned_at()
-            if still_s > ABANDONED_S:
+            # seen twice: a process that was stopped as a whole and goes on has turned by then
+            was_hung, is_hung = is_hung, still_s > ABANDONED_S
+            if was_hung and is_hung:
                 logger.critical("%s has hung for %.0f s and is ended", name, still_s)
                 os._exit(EXIT_HUNG)
             if still_s < HUNG_S:
