@@ -92,7 +92,11 @@ def too_complex(grammar: Grammar, matcher: LLMatcher) -> RequestRefused:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    return next(iter(matcher.get_error().strip().splitlines()), "no reason is given")
+    """Give the first line of an error, with what it announces: between them the text is quoted."""
+    lines = [line.strip() for line in matcher.get_error().strip().splitlines()]
+    first = next(iter(lines), "no reason is given")
+    cause = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), None)
+    return f"{first} {cause}" if cause is not None and first.endswith(":") else first
 
 
 def _source(grammar: Grammar) -> str:
@@ -109,7 +113,9 @@ def _source(grammar: Grammar) -> str:
             choices = json.loads(grammar.value)
             if not choices or not all(isinstance(choice, str) and choice for choice in choices):
                 raise ValueError("a list of at least one non-empty string is needed")
-            return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(choice) for choice in choices))
+            # a terminal: of a rule's alternatives the parser takes two thousand at most
+            any_of = " | ".join(json.dumps(choice) for choice in choices)
+            return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {any_of}")
 
 
 def _json(schema: str) -> str:

@@ -20,6 +20,8 @@ from media_server.errors import InvalidRequest, UnsupportedMedia
 MAX_FORM_FIELDS = 500
 MAX_FORM_FILES = 4
 MAX_DEPTH = 16
+# of JSON: a schema for an answer takes two levels for each of its own
+MAX_JSON_DEPTH = 64
 BODY_TYPES = ("application/json", "multipart/form-data", "application/x-www-form-urlencoded")
 
 _NAME = re.compile(r"([^\[\]]+)((?:\[[^\[\]]*\])*)")
@@ -71,7 +73,7 @@ async def read_json(request: Request) -> dict[str, Any]:
 
 
 def parse_json(text: bytes) -> dict[str, Any]:
-    """Parse a JSON object strictly: UTF-8, no NaN, no infinity, no repeated names, no more than MAX_DEPTH levels.
+    """Parse a JSON object strictly: UTF-8, no NaN, no infinity, no repeated names, no more than MAX_JSON_DEPTH levels.
 
     Raises InvalidRequest that says where it broke, or which field holds text that cannot be stored.
     """
@@ -84,7 +86,7 @@ def parse_json(text: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise _malformed(f"byte {error.start} is not UTF-8") from error
     except RecursionError as error:
-        raise _malformed(f"nested deeper than {MAX_DEPTH} levels") from error
+        raise _malformed(f"nested deeper than {MAX_JSON_DEPTH} levels") from error
     except ValueError as error:
         # Python reads no integer of more than some thousand digits
         raise _malformed("a number is too long") from error
@@ -94,8 +96,8 @@ def parse_json(text: bytes) -> dict[str, Any]:
             code="malformed_json",
             rule="the body is a JSON object",
         )
-    if _depth(value) > MAX_DEPTH:
-        raise _malformed(f"nested deeper than {MAX_DEPTH} levels")
+    if _depth(value) > MAX_JSON_DEPTH:
+        raise _malformed(f"nested deeper than {MAX_JSON_DEPTH} levels")
     return check_text(value)
 
 

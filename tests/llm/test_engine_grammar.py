@@ -129,7 +129,7 @@ MANY = {f"p{number}": {"type": "string"} for number in range(3000)}
     ("grammar", "param"),
     [
         (Grammar("regex", "a{1000000}"), "grammar"),
-        (Grammar("choice", json.dumps([f"c{number}" for number in range(20000)])), "grammar"),
+        (Grammar("lark", "start: " + " | ".join(f'"c{number}"' for number in range(20000))), "grammar"),
         (Grammar("json_schema", json.dumps({"type": "object", "properties": MANY})), "response_format"),
     ],
 )

@@ -1,5 +1,6 @@
 """Grammars compiled for several threads: kept, refused once and for all, and never the end of an engine."""
 
+import json
 import threading
 
 import pytest
@@ -79,3 +80,26 @@ def test_many_threads_share_a_cache_that_stays_small(ll_tokenizer: LLTokenizer) 
         thread.join()
     assert wrong == []
     assert len(compiler._compiled) <= grammars._MAX_CACHED
+
+
+def test_ten_thousand_choices_are_held_to(ll_tokenizer: LLTokenizer) -> None:
+    choices = [f"{number:05d} \"quoted\" {number * 7919 % 10_007}\n" for number in range(10_000)]
+    matcher = GrammarCompiler(ll_tokenizer).compile(Grammar("choice", json.dumps(choices)))
+    for token_id in ll_tokenizer.tokenize_str(choices[4711]):
+        assert matcher.consume_token(token_id)
+    assert matcher.is_accepting()
+    other = matcher.deep_copy()
+    other.reset()
+    assert not all(other.consume_token(token_id) for token_id in ll_tokenizer.tokenize_str("00001 quoted"))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "cause"),
+    [
+        (Grammar("json_schema", '{"patternProperties": {"^(?=a)": {}}}'), "look-around"),
+        (Grammar("regex", "("), "unclosed group"),
+    ],
+)
+def test_a_refusal_says_why(ll_tokenizer: LLTokenizer, grammar: Grammar, cause: str) -> None:
+    with pytest.raises(RequestRefused, match=cause):
+        GrammarCompiler(ll_tokenizer).compile(grammar)

@@ -69,7 +69,7 @@ def test_contradictory_names_are_refused(items: list[tuple[str, str]]) -> None:
         (b'{"a": "\xff"}', "byte 7"),
         (b"[1]", "an array"),
         (b"true", "a boolean"),
-        (b'{"a":' + b"[" * 30 + b"]" * 30 + b"}", "16 levels"),
+        (b'{"a":' + b"[" * 80 + b"]" * 80 + b"}", "64 levels"),
         (b"[" * 100_000, "levels"),
     ],
 )
