@@ -61,7 +61,9 @@ def cancel(job_id: str, url: str | None, as_json: bool) -> None:
 
 def _show(found: list[dict[str, Any]]) -> None:
     table = Table(box=None, header_style="bold")
-    for column in ("id", "status", "stage", "progress", "model", "created"):
+    # an id is copied to other commands
+    table.add_column("id", no_wrap=True)
+    for column in ("status", "stage", "progress", "model", "created"):
         table.add_column(column, overflow="fold")
     for job in found:
         stage = job["stage"] or ""

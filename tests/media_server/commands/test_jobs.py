@@ -1,0 +1,27 @@
+"""The list of jobs as a person reads it."""
+
+import pytest
+
+from media_server.commands.jobs import _show
+
+JOB = {
+    "id": "video_01a2321603bf705ebb8a954927e8fc6f",
+    "status": "in_progress",
+    "stage": "denoise",
+    "step": 3,
+    "total_steps": 12,
+    "progress": 25,
+    "queue_position": None,
+    "model": "a-model-with-a-name-that-is-long",
+    "created_at": 1796136614,
+    "error": None,
+}
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_an_id_is_never_broken(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    _show([JOB])
+    assert str(JOB["id"]) in capsys.readouterr().out
