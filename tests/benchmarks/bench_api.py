@@ -4,7 +4,7 @@
 
 The service's own processes (Valkey, API, deliveries) run on a fresh data folder; jobs are ended by a worker that makes
 no clip, so that only the job system is measured. Server, client and disk share one machine: say which.
-Figures: submits with `--queued` jobs waiting, status reads of those jobs, events to 200 listeners of one job, and the
+Figures: submits with `--queued` jobs waiting, as fast as they are taken and at a steady pace; status reads of those jobs, events to 200 listeners of one job, and the
 time from a job's end to the arrival of its webhook.
 """
 
@@ -33,13 +33,16 @@ from media_server.jobs.rows import insert
 from media_server.jobs.spec import JobSpec
 from media_server.models.registry import publish
 from media_server.settings import Settings, child_environment
-from tests.benchmarks.load_client import Connection, Timings, burst
+from tests.benchmarks.load_client import Connection, Timings, burst, paced
 from tests.cards import VIDEO_CARD
 from tests.free_port import free_port
 from tests.media_server.scripted_worker import ScriptedWorker, draw_picture, write_clip
 from workers.valkey import valkey_command, wait_until_answering
 
 CONNECTIONS = 8
+# submits a second of the paced ones, and for how long
+PACE = 10.0
+PACED_S = 30.0
 LISTENERS = 200
 EVENTS = 100
 DELIVERIES = 200
@@ -98,6 +101,11 @@ async def measure(bench: Bench) -> dict[str, Any]:
         "submits": compare(
             await burst(bench.port, bench.requests, CONNECTIONS, submit),
             await burst(bench.bare_port, bench.requests, CONNECTIONS, submit_bare),
+        ),
+        # what one of several users at their tools would see, and not what a full server takes
+        "submits_at_a_pace": compare(
+            await paced(bench.port, PACE, PACED_S, CONNECTIONS, submit),
+            await paced(bench.bare_port, PACE, PACED_S, CONNECTIONS, submit_bare),
         ),
         "status_reads": compare(
             await burst(bench.port, bench.requests, CONNECTIONS, read),

@@ -101,3 +101,30 @@ async def burst(
     for connection in opened:
         connection.close()
     return Timings(each, total)
+
+
+async def paced(
+    port: int, per_second: float, seconds: float, connections: int, ask: Callable[[Connection, int], Any]
+) -> Timings:
+    """Send requests at a steady pace, whatever the answers take.
+
+    A request's time begins when it is due, so that one that waits for a free connection counts as late as it is.
+    """
+    free: asyncio.Queue[Connection] = asyncio.Queue()
+    for _ in range(connections):
+        free.put_nowait(await Connection.open(port))
+    started = time.perf_counter()
+
+    async def one(number: int) -> float:
+        due = started + number / per_second
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        connection = await free.get()
+        await ask(connection, number)
+        free.put_nowait(connection)
+        return time.perf_counter() - due
+
+    each = await asyncio.gather(*(one(number) for number in range(round(per_second * seconds))))
+    total = time.perf_counter() - started
+    while not free.empty():
+        free.get_nowait().close()
+    return Timings(list(each), total)
