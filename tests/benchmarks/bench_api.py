@@ -4,8 +4,8 @@
 
 The service's own processes (Valkey, API, deliveries) run on a fresh data folder; jobs are ended by a worker that makes
 no clip, so that only the job system is measured. Server, client and disk share one machine: say which.
-Figures: submits with `--queued` jobs waiting, as fast as they are taken and at a steady pace; status reads of those jobs, events to 200 listeners of one job, and the
-time from a job's end to the arrival of its webhook.
+Figures: submits with `--queued` jobs waiting, as fast as they are taken and at a steady pace, status reads of those
+jobs, events to 200 listeners of one job, and the time from a job's end to the arrival of its webhook.
 """
 
 import argparse
