@@ -13,7 +13,7 @@ import torch
 
 from kernels.dispatch import tl, triton, uses_triton
 from kernels.philox import STREAM_SAMPLE, race_of_block
-from kernels.sampling_params import Sampled, SamplingContext, SamplingParams, validate
+from kernels.sampling_params import Sampled, SamplingContext, SamplingParams, check_params, validate
 from kernels.sampling_torch import sample_torch
 
 
@@ -38,11 +38,13 @@ def sample(
 
     logits: `[B, V]` fp16, bf16 or fp32, last stride 1. num_logprobs: alternatives beside each token, 0 to 32; None for
     no logprobs at all. with_probabilities: give the distribution too, which `spec_accept` needs.
-    An invalid row has token 0 and no probabilities (zeros). Values of params are not read on the host, `check_params`
-    does that. Raises ValueError for shapes, types or devices that do not fit.
+    An invalid row has token 0 and no probabilities (zeros). Values of params are read on a CPU alone; for a card
+    `check_params` does that. Raises ValueError for shapes, types or devices, or (on CPU) values that do not fit.
     """
     context = context or SamplingContext()
     validate(logits, params, context, num_logprobs)
+    if logits.device.type == "cpu":
+        check_params(params)
     run = sample_triton if uses_triton(logits) else sample_torch
     return run(logits.detach(), params, context, num_logprobs=num_logprobs, with_probabilities=with_probabilities)
 
