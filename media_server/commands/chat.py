@@ -61,19 +61,24 @@ def _answer(client: Client, options: dict[str, Any], messages: list[dict[str, st
     finish_reason: str | None = None
     usage: dict[str, Any] | None = None
     console = Console(stderr=True, quiet=as_json)
-    with console.status("thinking") as status:
-        for chunk in client.chat({**body, "messages": messages, "stream_options": {"include_usage": True}}):
-            usage = chunk.get("usage") or usage
-            for choice in chunk["choices"]:
-                finish_reason = choice.get("finish_reason") or finish_reason
-                delta = choice["delta"].get("content") or ""
-                if delta and not as_json:
-                    status.stop()
-                    click.echo(delta, nl=False)
-                parts.append(delta)
+    try:
+        with console.status("thinking") as status:
+            for chunk in client.chat({**body, "messages": messages, "stream_options": {"include_usage": True}}):
+                usage = chunk.get("usage") or usage
+                for choice in chunk["choices"]:
+                    finish_reason = choice.get("finish_reason") or finish_reason
+                    delta = choice["delta"].get("content") or ""
+                    if delta and not as_json:
+                        status.stop()
+                        click.echo(delta, nl=False)
+                    parts.append(delta)
+    finally:
+        # also before the line that says why there is no more of it
+        if any(parts) and not as_json:
+            click.echo()
     text = "".join(parts)
     if as_json:
         say_json({"content": text, "finish_reason": finish_reason, "usage": usage})
-    else:
+    elif not text:
         click.echo()
     return text

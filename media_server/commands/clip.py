@@ -64,7 +64,7 @@ def clip(
         except KeyboardInterrupt:
             click.echo(f"{video['id']} goes on without us; `media-server cancel {video['id']}` ends it", err=True)
             raise
-        video = client.get(f"/v1/videos/{video['id']}")
+        video = client.get_when_back(f"/v1/videos/{video['id']}")
         if video["status"] != "completed":
             error = video.get("error") or {"code": video["status"], "message": "the clip was ended before it was done"}
             raise CommandFailed(f"{video['id']} {video['status']}: {error['message']} ({error['code']})")

@@ -25,11 +25,22 @@ class Unreachable(CommandFailed):
         super().__init__(f"no service answers at {url}; start one with `media-server up`")
 
 
-class BrokenOff(Unreachable):
-    """The service went away in the middle of an answer."""
+class BrokenOff(CommandFailed):
+    """The service answered, but the connection ended before all of the answer was here."""
 
-    def __init__(self, url: str) -> None:
-        CommandFailed.__init__(self, f"the service at {url} went away in the middle of its answer")
+    exit_code = EXIT_UNREACHABLE
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(f"the answer of {url} broke off before its end: {reason}")
+
+
+class NotOurs(CommandFailed):
+    """What answers at the address is no service of ours."""
+
+    exit_code = EXIT_UNREACHABLE
+
+    def __init__(self, url: str, got: str) -> None:
+        super().__init__(f"what answers at {url} is no media-server: got {got}")
 
 
 class Refused(CommandFailed):

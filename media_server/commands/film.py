@@ -103,7 +103,7 @@ def _follow(client: Client, film: dict[str, Any], console: Console, *, is_served
         else:
             click.echo(f"{film_id} goes on without us; `media-server cancel {film_id}` ends it", err=True)
         raise
-    film = client.get(f"/v1/films/{film_id}")
+    film = client.get_when_back(f"/v1/films/{film_id}")
     if film["status"] != "completed":
         error = film.get("error") or {"code": film["status"], "message": "the film was ended before it was finished"}
         raise CommandFailed(f"{film_id} {film['status']}: {error['message']} ({error['code']})")
@@ -120,7 +120,7 @@ class _FilmBars:
 
     def __call__(self, job_id: str) -> Bar:
         if job_id not in self.bars:
-            children = self.client.get(f"/v1/films/{self.film_id}")["children"]
+            children = self.client.get_when_back(f"/v1/films/{self.film_id}")["children"]
             self.bars.update({child["id"]: _bar(child) for child in children})
         return self.bars.setdefault(job_id, Bar(job_id.partition("_")[0]))
 

@@ -37,7 +37,9 @@ def jobs(
             if is_watched:
                 bars = JobBars(Console(stderr=True, quiet=as_json), lambda id: Bar(id.partition("_")[0]))
                 bars.show(client.job_events(job_id))
-            found = [client.get(f"/v1/jobs/{job_id}")]
+                found = [client.get_when_back(f"/v1/jobs/{job_id}")]
+            else:
+                found = [client.get(f"/v1/jobs/{job_id}")]
     if as_json:
         say_json(found if job_id is None else found[0])
     else:

@@ -1,8 +1,13 @@
 """The command line: commands by entry point, imported when called; errors as one line with their exit code."""
 
+import contextlib
+import itertools
 import json
+import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
@@ -91,6 +96,94 @@ def test_errors_are_one_clear_line(
     assert run(arguments) == code
     said = capsys.readouterr()
     assert message in said.err and "Traceback" not in said.err and said.out == ""
+
+
+HALVES = {
+    "half an answer": b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 900\r\n\r\n{",
+    "half a head": b"HTTP/1.1 200 OK\r\ncontent-ty",
+    "nothing": b"",
+    "no HTTP": b"SSH-2.0-OpenSSH_9.6\r\n",
+    "broken gzip": b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 4\r\n\r\nabcd",
+}
+NOT_OURS = b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 6\r\n\r\n<html>"
+COMMANDS = [
+    ["make", "x"],
+    ["clip", "x"],
+    ["chat", "hello"],
+    ["chat", "hello", "--model", "m"],
+    ["jobs"],
+    ["jobs", "video_1"],
+    ["cancel", "video_1"],
+    ["models"],
+    ["usage"],
+]
+
+
+@contextlib.contextmanager
+def answering(*answers: bytes) -> Iterator[str]:
+    """Listen on loopback, give each connection the next of the answers, the last one from then on, and close it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for number in itertools.count():
+                with contextlib.suppress(OSError), listener.accept()[0] as client:
+                    client.recv(1 << 16)
+                    client.sendall(answers[min(number, len(answers) - 1)])
+                if listener.fileno() < 0:
+                    return
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            # wakes the thread, which closing does not
+            listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+            thread.join()
+
+
+@pytest.mark.parametrize("answer", HALVES)
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_an_answer_that_breaks_off_is_one_clear_line(
+    arguments: list[str], answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with answering(HALVES[answer]) as url:
+        assert run([*arguments, "--url", url]) == 3
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert line.startswith(f"media-server: the answer of {url} broke off before its end: ") and said.out == ""
+
+
+@pytest.mark.parametrize("arguments", [*COMMANDS[:3], *COMMANDS[4:]], ids=" ".join)
+def test_another_server_at_the_address_is_one_clear_line(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with answering(NOT_OURS) as url:
+        assert run([*arguments, "--url", url]) == 3
+    assert capsys.readouterr().err == f"media-server: what answers at {url} is no media-server: got '<html>'\n"
+
+
+def test_chat_that_breaks_off_shows_what_it_got_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+    delta = b'data: {"choices": [{"delta": {"content": "half a wo"}}]}\n\n'
+    for answer in (
+        head + b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n" % (len(delta), delta),
+        head + b"connection: close\r\n\r\n" + delta,
+    ):
+        with answering(answer) as url:
+            assert run(["chat", "hello", "--model", "m", "--url", url]) == 3
+        said = capsys.readouterr()
+        assert said.out == "half a wo\n"
+        (line,) = said.err.splitlines()
+        assert line.startswith(f"media-server: the answer of {url} broke off before its end: ")
+
+
+@pytest.mark.parametrize("url", ["http://[", "http://a b", "nowhere"])
+def test_an_address_that_is_none_is_one_clear_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["jobs", "--url", url]) in (1, 3)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("media-server: ") and url in line
 
 
 def test_a_bad_setting_is_one_clear_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
