@@ -4,6 +4,7 @@ llguidance leaves Python's lock while it compiles, so threads do. Invariant: of 
 not forgotten, exactly one `Compiled` comes.
 """
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,9 @@ from llm.request import Request
 # a grammar that takes longer is refused: what the API's limits let through takes under a second on two shared cores
 COMPILE_S = 20.0
 _THREADS = 2
+# llguidance goes down a chain of rules by recursion, 8 kB a rule: the most that the API lets through have some 16,000
+# rules, and a stack that overflows ends the process. Only what is used of it becomes memory.
+_STACK_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,12 @@ class GrammarThreads:
     def begin(self, request: Request) -> None:
         """Compile the request's grammar after those that came before it."""
         self._begun[request.id] = time.monotonic()
-        self._pool.submit(self._work, request)
+        # the pool starts its threads as they are needed, here
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            self._pool.submit(self._work, request)
+        finally:
+            threading.stack_size(before)
 
     def forget(self, request_id: str) -> bool:
         """Take a request out: whether it was here."""

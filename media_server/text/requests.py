@@ -16,7 +16,7 @@ from media_server.validation import RequestModel
 MAX_MESSAGES = 2000
 MAX_CHOICES = 16
 # larger grammars cost an engine seconds of a core before the first token, and can pass its parser's limits later
-MAX_GRAMMAR_CHARS = 200_000
+MAX_GRAMMAR_CHARS = 100_000
 MAX_GRAMMAR_CHOICES = 10_000
 # what OpenAI takes; values that ask for nothing beyond what is done are let through
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {

@@ -1,6 +1,7 @@
 """The engine process over a real Valkey, with a tiny random model: streams, aborts, drains, restarts of either side."""
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -43,6 +44,7 @@ from media_server.text.messages import (
     outbox_key,
 )
 from media_server.text.reading import Reading
+from media_server.text.requests import MAX_GRAMMAR_CHARS
 from tests.llm.byte_tokenizer import EOS, VOCAB_SIZE, byte_tokenizer
 from tests.llm.conftest import tiny_model
 from workers import engine_announcer, engine_border, engine_grammars, engine_inbox, engine_outbox, engine_process
@@ -376,6 +378,21 @@ def test_an_answer_that_repeats_itself_for_ever_is_cut_and_counted(
         return (said.second_tries, said.collapses) == (1, 1) and said.greedy_choices > 200
 
     wait_for(counted)
+
+
+def test_a_long_chain_of_rules_does_not_end_the_engine(
+    client: EngineClient, start: Callable[[], EngineProcess]
+) -> None:
+    """As long as the API lets through; the parser goes down it by recursion."""
+    start()
+    rules = [f"{number:x}" for number in range(11_000)]
+    chain = "start: x0\n" + "\n".join(f"x{one}:x{other}" for one, other in itertools.pairwise(rules))
+    assert 90_000 < len(chain) < MAX_GRAMMAR_CHARS + 50_000
+    grammar = Grammar(type="lark", value=f'{chain}\nx{rules[-1]}: "a"')
+    events = read(client, client.submit(Prompt("req_chain", MODEL, [1], Sampling(max_tokens=4), grammar)))
+    assert text_of(events) == "a" or events[-1].error is not None
+    good = prompt("req_good")
+    assert text_of(read(client, client.submit(good))) == expected(good)
 
 
 def test_a_drain_waits_for_grammars(

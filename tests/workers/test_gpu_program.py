@@ -185,7 +185,7 @@ def test_a_run_whose_worker_no_longer_says_that_it_holds_its_lease_ends(
     assert (ended["type"], ended["job_id"]) == ("cancelled", "video_1")
     assert time.monotonic() - silent_at > LEASE_SHARE * lease_s - 0.1
     # the program is as good as before
-    run(process, tmp_path / "next", "video_2")
+    run(process, tmp_path / "next", "video_next")
     assert read_until(process, "done", "cancelled", "failed")[-1]["type"] == "done"
 
 

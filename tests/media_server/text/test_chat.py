@@ -225,10 +225,10 @@ def wait_until(is_so: Callable[[], bool], reproach: str) -> None:
         ({"metadata": {"x" * 65: "a"}}, "metadata", "invalid_request"),
         ({"metadata": {str(number): "a" for number in range(17)}}, "metadata", "invalid_request"),
         ({"grammar": {"type": "choice", "value": ["a"] * 10_001}}, "grammar", "invalid_request"),
-        ({"grammar": {"type": "choice", "value": ["a" * 1000] * 201}}, "grammar", "invalid_request"),
-        ({"grammar": {"type": "regex", "value": "a" * 200_001}}, "grammar", "invalid_request"),
+        ({"grammar": {"type": "choice", "value": ["a" * 1000] * 101}}, "grammar", "invalid_request"),
+        ({"grammar": {"type": "regex", "value": "a" * 100_001}}, "grammar", "invalid_request"),
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$x": "a" * 200_000}}}},
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$x": "a" * 100_000}}}},
             "response_format.json_schema.schema",
             "invalid_request",
         ),
