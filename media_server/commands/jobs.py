@@ -11,6 +11,9 @@ from media_server.commands.options import connect, say_json, service_options
 from media_server.commands.progress import Bar, JobBars
 
 
+_WIDE = 200
+
+
 @click.command()
 @click.argument("job_id", required=False)
 @click.option("--kind", type=click.Choice(["video", "film", "storyboard", "join"]), help="Only jobs of this kind.")
@@ -63,9 +66,10 @@ def cancel(job_id: str, url: str | None, as_json: bool) -> None:
 
 def _show(found: list[dict[str, Any]]) -> None:
     table = Table(box=None, header_style="bold")
-    # an id is copied to other commands
+    # an id is copied to other commands, a state is looked for
     table.add_column("id", no_wrap=True)
-    for column in ("status", "stage", "progress", "model", "created"):
+    table.add_column("status", no_wrap=True)
+    for column in ("stage", "progress", "model", "created"):
         table.add_column(column, overflow="fold")
     for job in found:
         stage = job["stage"] or ""
@@ -76,6 +80,9 @@ def _show(found: list[dict[str, Any]]) -> None:
         created = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job["created_at"]))
         table.add_row(job["id"], job["status"], stage, f"{job['progress']} %", job["model"] or "", created)
     console = Console()
+    if not console.is_terminal:
+        # whoever reads this line by line is not to find a row in several
+        console = Console(width=_WIDE)
     console.print(table)
     for job in found:
         if job["error"]:

@@ -19,9 +19,12 @@ JOB = {
 
 
 @pytest.mark.parametrize("columns", ["40", "80", "200"])
-def test_an_id_is_never_broken(
+def test_a_job_is_a_line_for_programs_and_its_id_is_whole_for_people(
     columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     _show([JOB])
-    assert str(JOB["id"]) in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert str(JOB["id"]) in shown and "in_progress" in shown
+    # no terminal: a row is a line
+    assert len(shown.strip().splitlines()) == 2
