@@ -10,7 +10,6 @@ from rich.table import Table
 from media_server.commands.options import connect, say_json, service_options
 from media_server.commands.progress import Bar, JobBars
 
-
 _WIDE = 200
 
 

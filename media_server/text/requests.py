@@ -4,6 +4,7 @@ Fields of OpenAI's API that are not done here are known, so that the refusal can
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -18,6 +19,9 @@ MAX_CHOICES = 16
 # larger grammars cost an engine seconds of a core before the first token, and can pass its parser's limits later
 MAX_GRAMMAR_CHARS = 100_000
 MAX_GRAMMAR_CHOICES = 10_000
+# each part of an intersection multiplies what the others cost: sixty took minutes and all of a machine's memory
+MAX_INTERSECTIONS = 8
+_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')
 # what OpenAI takes; values that ask for nothing beyond what is done are let through
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
@@ -115,6 +119,8 @@ class GrammarFormat(_Body):
             raise ValueError("value is a list of strings for choice, and a string otherwise")
         if isinstance(self.value, list) and len(self.value) > MAX_GRAMMAR_CHOICES:
             raise ValueError(f"at most {MAX_GRAMMAR_CHOICES} choices, got {len(self.value)}")
+        if self.type == "lark" and (count := _LITERAL.sub("", str(self.value)).count("&")) > MAX_INTERSECTIONS:
+            raise ValueError(f"at most {MAX_INTERSECTIONS} intersections (&), got {count}")
         _check_grammar_chars(len(self.value) if isinstance(self.value, str) else sum(map(len, self.value)))
         return self
 

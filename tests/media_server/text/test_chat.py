@@ -227,6 +227,7 @@ def wait_until(is_so: Callable[[], bool], reproach: str) -> None:
         ({"grammar": {"type": "choice", "value": ["a"] * 10_001}}, "grammar", "invalid_request"),
         ({"grammar": {"type": "choice", "value": ["a" * 1000] * 101}}, "grammar", "invalid_request"),
         ({"grammar": {"type": "regex", "value": "a" * 100_001}}, "grammar", "invalid_request"),
+        ({"grammar": {"type": "lark", "value": "start: A\nA: /a/" + " & /a/" * 9}}, "grammar", "invalid_request"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$x": "a" * 100_000}}}},
             "response_format.json_schema.schema",
@@ -254,6 +255,11 @@ def test_what_is_not_done_is_refused_by_name(
     assert error["code"] == code
     assert error["param"] is None if param is None else error["param"].startswith(param)
     assert len(service.engine.requests) == before
+
+
+def test_an_ampersand_in_a_text_is_no_intersection(service: TextService) -> None:
+    marks = 'start: A\nA: ' + " | ".join('"&amp;"' for _ in range(20)) + " | /&&&&&&&&&&/"
+    assert chat(service, "say x", grammar={"type": "lark", "value": marks}).status_code == 200
 
 
 def test_fields_that_ask_for_nothing_pass(service: TextService) -> None:
