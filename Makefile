@@ -25,7 +25,7 @@ export IDEA ?= A red ball rolls through the night and finds a blue friend.
 # both cores work on tests; each process computes on one, and compiles no module that another has compiled before
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
-# a file's tests in one process, in the order of tests/conftest.py
+# in the order of tests/conftest.py; a file's tests are to share a process, but xdist 3.8 sees no groups under pytest 9.2
 TOGETHER := --dist loadgroup --no-loadscope-reorder
 
 # more for pytest: make unit PYTEST=--durations=50
