@@ -15,7 +15,7 @@ settings.load_profile("tests")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    # a file's tests share its fixtures: one process is to have them all (--dist loadgroup), but for those marked spread;
+    # a file's tests share its fixtures: one process is to have them (--dist loadgroup), but for those marked spread;
     # xdist 3.8 does not see it under pytest 9.2
     if item.get_closest_marker("spread") is None:
         item.add_marker(pytest.mark.xdist_group(item.location[0]))
