@@ -16,7 +16,7 @@ from llm.errors import RequestRefused
 from llm.grammar import GrammarCompiler
 from llm.request import Request
 
-# a grammar that takes longer is refused: what the API's limits let through takes under a second on two shared cores
+# a grammar that takes longer is refused; schemas of ordinary size take tens of milliseconds
 COMPILE_S = 20.0
 _THREADS = 2
 # llguidance goes down a chain of rules by recursion, 8 kB a rule: the most that the API lets through have some 16,000

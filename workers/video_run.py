@@ -20,10 +20,11 @@ import sqlalchemy.exc
 
 from media_server import crash_points
 from media_server.artifacts.reserve import with_reserve
-from media_server.errors import JobError
-from media_server.jobs import claims
+from media_server.errors import JobError, NotFound
+from media_server.jobs import claims, store
 from media_server.jobs.database import is_disk_full
 from media_server.jobs.spec import Claim, Result
+from media_server.jobs.states import Status
 from media_server.models.card import VideoCard
 from workers.clip_files import ClipFiles
 from workers.clip_news import News
@@ -309,15 +310,26 @@ class Run:
     def _complete(self, result: Result) -> bool:
         """End the job; a clip that is made is not made again for a moment without a database, while the lease holds."""
         complete = partial(claims.complete, self.context.db, self.claim, result)
+        is_unanswered = False
         while True:
             try:
-                return with_reserve(self.context.settings, complete)
+                # an end whose answer was lost stands all the same, and its files with it
+                return with_reserve(self.context.settings, complete) or (is_unanswered and self._has_won())
             except sqlalchemy.exc.DBAPIError as error:
                 is_over = time.monotonic() - self.good_beat_at > self.context.settings.lease_s
                 if is_over or (isinstance(error, sqlalchemy.exc.OperationalError) and is_disk_full(error)):
                     raise
+                is_unanswered = True
                 logger.warning("job %s: the database does not take its end; it is asked again", self.claim.job.id)
                 time.sleep(COMPLETE_AGAIN_S)
+
+    def _has_won(self) -> bool:
+        """Whether the job has ended by this attempt."""
+        try:
+            job = store.get(self.context.db, self.claim.job.id)
+        except NotFound:
+            return False
+        return job.status is Status.COMPLETED and job.winning_attempt == self.claim.attempt
 
     def _fail(self, error: JobError, retryable: bool = False) -> NoReturn:
         # the next attempt goes on after the last segment that was finished

@@ -311,6 +311,27 @@ def test_a_clip_that_is_made_waits_for_its_database(house: House, monkeypatch: p
     assert len(house.keys(job_id)) > 0 and len(house.runs()) == 1
 
 
+@pytest.mark.parametrize("num_lost", [1, 2])
+def test_an_end_whose_answer_is_lost_keeps_its_files(
+    house: House, monkeypatch: pytest.MonkeyPatch, num_lost: int
+) -> None:
+    """The database has committed, and its connection breaks before it says so; what is asked then may break too."""
+    monkeypatch.setattr(video_run, "COMPLETE_AGAIN_S", 0.01)
+    complete, lost = claims.complete, iter(range(num_lost))
+
+    def commit_and_break(*given: Any) -> bool:
+        done = complete(*given)
+        return done if next(lost, None) is None else no_answer()
+
+    monkeypatch.setattr(claims, "complete", commit_and_break)
+    job_id = house.submit("finish")
+    house.work()
+    job = house.job(job_id)
+    assert (job.status, job.winning_attempt) == (Status.COMPLETED, 1)
+    names = {record.key for record in store.artifacts_of(house.db, job_id)}
+    assert names and names <= set(house.keys(job_id))
+
+
 def test_a_clip_that_is_made_waits_no_longer_than_its_lease(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(video_run, "COMPLETE_AGAIN_S", 0.01)
     tries: list[float] = []
